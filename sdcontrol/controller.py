@@ -1,0 +1,219 @@
+"""The controller: believe, plan, refine, observe. And guard: no policy can break a decode.
+
+Knows nothing of engines, tensors or files. Its state is a fold of `observe` over observations;
+`plan` and `refine` change nothing but the list of faults that `take_faults` hands to whoever builds
+the observation. A replay makes it with `clock=None`, so that no wall-clock guard is measured again,
+and passes each recorded observation's faults to `plan`.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
+from sdcontrol.errors import PlanError
+from sdcontrol.estimators.acceptance import AcceptanceEstimator
+from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.policies.base import Policy, PolicyConfig, Refiner
+
+__all__ = ["Acceptance", "Controller"]
+
+_log = structlog.get_logger(__name__)
+
+_PLAN_FAULTS = ("plan_raised", "plan_stalled", "plan_impossible")
+_FAULTS = (*_PLAN_FAULTS, "refine_raised", "refine_impossible", "update_raised")
+_MOST_FAULTS = 3  # within `_FAULT_STEPS`, before a policy is replaced
+_FAULT_STEPS = 200
+
+
+class Acceptance(Protocol):
+    """What a controller asks of an acceptance estimator; `AcceptanceEstimator` has it."""
+
+    def survival(self, view: BatchView, max_tokens: int) -> Mapping[str, FloatArray]:
+        """By arm, `[requests, max_tokens]`: P(draft node j is accepted)."""
+        ...
+
+    def condition(
+        self,
+        view: BatchView,
+        plan: Plan,
+        confidence: Confidence,
+        survival: Mapping[str, FloatArray],
+    ) -> Mapping[str, FloatArray]:
+        """`survival` given the drafter's confidence in the tokens drafted so far."""
+        ...
+
+    def update(self, observation: Observation) -> None:
+        """Learn what came of a step."""
+        ...
+
+
+class Controller:
+    """Decides at every step, for every request: which drafter and how many tokens, zero included.
+
+    `policy` is a name, a mapping or config model that `sdcontrol.policies.build` takes, or a
+    policy. `cost` and `acceptance` default to the online estimators; a `cost` with an `update`
+    method learns from observations too. A policy that raises, plans the impossible or takes longer
+    than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
+    are off until `reset`. `seed` is for policies that draw.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | PolicyConfig | str | Mapping[str, object] = "goodput",
+        cost: Cost | None = None,
+        acceptance: Acceptance | None = None,
+        *,
+        seed: int = 0,
+        plan_budget_seconds: float = 0.25,
+        max_draft_tokens: int = 8,
+        clock: Callable[[], float] | None = time.perf_counter,
+    ) -> None:
+        self.policy = _built(policy)
+        self.cost: Cost = cost if cost is not None else OnlineCost()
+        self.acceptance: Acceptance = acceptance or AcceptanceEstimator(max_draft_tokens)
+        self.seed = seed
+        self.plan_budget_seconds = plan_budget_seconds
+        self.max_draft_tokens = max_draft_tokens
+        self.faults: Counter[str] = Counter()
+        self.is_quarantined = False
+        self._clock = clock
+        self._pending: list[str] = []
+        self._fault_steps: list[int] = []
+        self._believed: tuple[BatchView, Belief] | None = None
+
+    def belief(self, view: BatchView) -> Belief:
+        """What is believed of `view` now: survival of drafts, and costs."""
+        if self._believed is None or self._believed[0] is not view:
+            survival = self.acceptance.survival(view, self.max_draft_tokens)
+            self._believed = view, Belief(_finite(survival), self.cost)
+        return self._believed[1]
+
+    def plan(self, view: BatchView, *, faults: tuple[str, ...] = ()) -> Plan:
+        """Choose before drafting. `faults` are recorded ones, when a trace is replayed."""
+        if self.is_quarantined:
+            return Plan.off(view, "policy quarantined after repeated faults")
+        if any(fault.startswith(_PLAN_FAULTS) for fault in faults):
+            return Plan.off(view, "policy fault")
+        started = self._clock() if self._clock is not None else 0.0
+        try:
+            plan = self.policy.plan(view, self.belief(view))
+            _check(plan, view)
+        except PlanError as error:
+            return self._without(view, "plan_impossible", error)
+        except Exception as error:
+            return self._without(view, "plan_raised", error)
+        seconds = self._clock() - started if self._clock is not None else 0.0
+        if seconds > self.plan_budget_seconds:
+            took = f"{seconds:.3f} s of {self.plan_budget_seconds} s"
+            return self._without(view, "plan_stalled", TimeoutError(took))
+        return plan
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        """Shorten after (a round of) drafting; never lengthens, only drops suffixes.
+
+        The policy's `refine` sees a belief whose survival is already given `confidence`.
+        """
+        if self.is_quarantined or plan.is_off or not isinstance(self.policy, Refiner):
+            return plan
+        try:
+            belief = self.belief(view)
+            survival = self.acceptance.condition(view, plan, confidence, belief.survival)
+            given = Belief(_finite(survival), belief.cost)
+            shorter = self.policy.refine(view, plan, confidence, given)
+            _check_shorter(shorter, plan)
+        except PlanError as error:
+            self._fault(view, "refine_impossible", error)
+            return plan
+        except Exception as error:
+            self._fault(view, "refine_raised", error)
+            return plan
+        return shorter
+
+    def observe(self, observation: Observation) -> None:
+        """Learn what came of a step."""
+        self._count_faults(observation)
+        self._believed = None
+        self.acceptance.update(observation)
+        update_cost = getattr(self.cost, "update", None)
+        if update_cost is not None:
+            update_cost(observation)
+        if self.is_quarantined:
+            return
+        try:
+            self.policy.update(observation)
+        except Exception as error:
+            self._fault(observation.view, "update_raised", error)
+
+    def take_faults(self) -> tuple[str, ...]:
+        """The faults since the last call, for the `faults` of the observation being closed."""
+        faults, self._pending = tuple(self._pending), []
+        return faults
+
+    def reset(self) -> None:
+        """Trust the policy again."""
+        self.is_quarantined = False
+        self._fault_steps.clear()
+        self._pending.clear()
+
+    def _count_faults(self, observation: Observation) -> None:
+        """Faults count when observed; those that nobody collected count as well."""
+        faults = observation.faults or self.take_faults()
+        self._pending.clear()
+        step = observation.view.step
+        ours = [fault for fault in faults if fault.startswith(_FAULTS)]
+        self.faults.update(fault.partition(":")[0] for fault in ours)
+        self._fault_steps = [s for s in self._fault_steps if s > step - _FAULT_STEPS]
+        self._fault_steps += [step] * len(ours)
+        if len(self._fault_steps) >= _MOST_FAULTS and not self.is_quarantined:
+            self.is_quarantined = True
+            _log.warning("policy_quarantined", policy=type(self.policy).__name__, step=step)
+
+    def _without(self, view: BatchView, kind: str, error: Exception) -> Plan:
+        self._fault(view, kind, error)
+        return Plan.off(view, f"policy fault: {kind}")
+
+    def _fault(self, view: BatchView, kind: str, error: Exception) -> None:
+        self._pending.append(f"{kind}: {type(error).__name__}: {error}")
+        name = type(self.policy).__name__
+        _log.warning("policy_faulted", policy=name, fault=kind, error=str(error), step=view.step)
+
+
+def _built(policy: Policy | PolicyConfig | str | Mapping[str, object]) -> Policy:
+    if isinstance(policy, str | Mapping | PolicyConfig):
+        from sdcontrol import policies  # only here: whoever brings a policy needs no other
+
+        return policies.build(policy)
+    return policy
+
+
+def _check(plan: Plan, view: BatchView) -> None:
+    if not isinstance(plan, Plan):
+        raise PlanError(f"policy returned {type(plan).__name__}; return a Plan")
+    plan.check(view)
+
+
+def _check_shorter(shorter: Plan, plan: Plan) -> None:
+    if not isinstance(shorter, Plan) or len(shorter.choices) != len(plan.choices):
+        raise PlanError("refine returned no plan for the same requests; return a shortened Plan")
+    for row, (after, before) in enumerate(zip(shorter.choices, plan.choices, strict=True)):
+        is_suffix_dropped = after.num_draft_tokens <= before.num_draft_tokens
+        if not is_suffix_dropped or after.drafter not in (before.drafter, None):
+            raise PlanError(
+                f"refine changed {before} to {after} for request {row}; it may only lower "
+                "num_draft_tokens"
+            )
+
+
+def _finite(survival: Mapping[str, FloatArray]) -> Mapping[str, FloatArray]:
+    """`survival` with every entry in [0, 1]; what is not a number counts as never accepted."""
+    if all(np.isfinite(rows).all() for rows in survival.values()):
+        return survival
+    return {
+        arm: np.clip(np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
+        for arm, rows in survival.items()
+    }

@@ -1,0 +1,160 @@
+"""One step's batch: what the planner sees, what the model computes, what the requests keep.
+
+Knows requests, drafts and verdicts; nothing of policies, models or time.
+
+    tokens of one request     cached | last | draft ...
+    positions                 0 .. L-2  L-1   L ..          L = tokens committed so far
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sdcontrol.core import BatchView, Choice, RequestView
+from sdcontrol.engine.drafters.base import Draft
+from sdcontrol.engine.drafting import NO_DRAFT, Drafting
+from sdcontrol.engine.packing import Segment
+from sdcontrol.engine.request import Request
+from sdcontrol.engine.verify import Verdict, VerifyTask
+from sdcontrol.scheduling.scheduler import ScheduledBatch
+
+__all__ = ["Batch", "Moves", "Outcome", "Piece", "accepted_nodes"]
+
+Moves = list[tuple[Request, list[int], list[int]]]
+"""Per request, positions whose contents move to other positions."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """One request's part of a step."""
+
+    request: Request
+    num_new_tokens: int  # computed in this step, drafts aside
+    completes: bool  # whether its last logits give a token
+    draft: Draft = NO_DRAFT
+    arm: str = ""
+
+    def segment(self, block_size: int) -> Segment:
+        """The piece as the model computes it."""
+        request, draft = self.request, self.draft
+        start = request.scheduled.cached_tokens
+        tokens = request.tokens[start : start + self.num_new_tokens]
+        tokens.extend(draft.tokens)
+        return Segment(
+            tokens=tokens,
+            start=start,
+            table=request.page_table(block_size),
+            slots=request.slots(start, len(tokens), block_size),
+            num_logits=1 + len(draft.tokens) if self.completes else 0,
+            parents=None if draft.is_chain else draft.parents,
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the requests of a batch keep of a step."""
+
+    emitted: list[int] = field(default_factory=list)  # tokens per piece
+    moves: Moves = field(default_factory=list)  # accepted paths of trees
+
+
+class Batch:
+    """The pieces of one step, those that decode first."""
+
+    def __init__(self, scheduled: ScheduledBatch, live: Mapping[str, Request]) -> None:
+        self.prefill_tokens = scheduled.prefill_tokens
+        self.decoding = [Piece(live[row.request.id], 1, True) for row in scheduled.decoding]
+        self.pieces = self.decoding + [
+            Piece(live[row.request.id], row.num_new_tokens, row.completes)
+            for row in scheduled.prefilling
+        ]
+
+    def view(self, step: int, free_kv_tokens: int, drafting: Drafting | None) -> BatchView:
+        """What a planner sees. Without `drafting` nobody may draft."""
+        return BatchView(
+            step=step,
+            requests=tuple(_view(piece.request, drafting) for piece in self.decoding),
+            free_kv_tokens=free_kv_tokens,
+            prefill_tokens=self.prefill_tokens,
+        )
+
+    def take(self, drafts: Sequence[Draft], choices: Sequence[Choice]) -> None:
+        """Give the decoding pieces their drafts."""
+        for piece, draft, choice in zip(self.decoding, drafts, choices, strict=True):
+            piece.draft = draft
+            piece.arm = choice.drafter or ""
+
+    def segments(self, block_size: int) -> list[Segment]:
+        """What the model computes, in the order of the pieces."""
+        return [piece.segment(block_size) for piece in self.pieces]
+
+    def tasks(self, first_rows: Iterable[int]) -> list[VerifyTask]:
+        """What the verifier decides: the pieces that complete, in order."""
+        return [
+            VerifyTask(
+                sampler=piece.request.sampler,
+                tokens=piece.request.tokens,
+                draft=piece.draft,
+                first_row=first_row,
+                drafter=piece.arm,
+            )
+            for piece, first_row in zip(self.pieces, first_rows, strict=True)
+            if piece.completes
+        ]
+
+    def accept(self, verdicts: Iterable[Verdict]) -> Outcome:
+        """Append what was accepted to the requests; blocks are still those of before."""
+        outcome = Outcome()
+        remaining = iter(verdicts)
+        for piece in self.pieces:
+            if piece.completes:
+                outcome.emitted.append(_accept(piece, next(remaining), outcome.moves))
+            else:
+                piece.request.cached_after = (
+                    piece.request.scheduled.cached_tokens + piece.num_new_tokens
+                )
+                outcome.emitted.append(0)
+        return outcome
+
+
+def _accept(piece: Piece, verdict: Verdict, moves: Moves) -> int:
+    request, draft, path = piece.request, piece.draft, verdict.accepted_nodes
+    length = len(request.tokens)
+    emitted = request.append([*(draft.tokens[node] for node in path), verdict.next_token])
+    request.cached_after = min(length + len(path), len(request.tokens) - 1)
+    if path and path[-1] != len(path) - 1 and request.finish_reason is None:
+        moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
+        sources = [length + node for node, _ in moved]
+        moves.append((request, sources, [length + depth for _, depth in moved]))
+    arm = piece.arm
+    request.stats.steps += 1
+    if arm:
+        request.stats.count(arm, proposed=len(draft.tokens), accepted=len(path))
+    return emitted
+
+
+def _view(request: Request, drafting: Drafting | None) -> RequestView:
+    context = len(request.tokens)
+    remaining = request.remaining_tokens
+    if drafting is None or remaining < 2:
+        arms, hints = (), {}
+    else:
+        arms, hints = drafting.offers(request)
+    return RequestView(
+        id=request.id,
+        context_tokens=context,
+        generated_tokens=request.generated_tokens,
+        remaining_tokens=remaining,
+        temperature=request.temperature,
+        drafters=arms,
+        hints=hints,
+    )
+
+
+def accepted_nodes(
+    pieces: Sequence[Piece], verdicts: Sequence[Verdict]
+) -> tuple[tuple[int, ...], ...] | None:
+    """The accepted paths where any draft is a tree, else None."""
+    if all(piece.draft.is_chain for piece in pieces):
+        return None
+    return tuple(verdict.accepted_nodes for verdict in verdicts[: len(pieces)])
+

@@ -1,0 +1,143 @@
+"""What a drafter is: it is asked for guesses, and told what was committed.
+
+Knows nothing of policies (how many tokens: they are told), of verification, or of the paged cache.
+
+A drafter of your own is a subclass of `Drafter` with one method:
+
+    class RepeatLast(Drafter):
+        name = "repeat_last"
+
+        def propose(self, tasks, keep_drafting):
+            return [Draft.chain([t.request.tokens[-1]] * t.num_draft_tokens) for t in tasks]
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from sdcontrol.core import Hint, family_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Draft", "DraftRequest", "DraftTask", "Drafter", "KeepDrafting"]
+
+ROOT = -1
+"""The parent of a draft's first nodes: the last committed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of draft tokens in one best-first order: a parent stands before its children.
+
+        tokens   7  9  3  4        root ─ 7 ─ 9 ─ 4
+        parents -1  0 -1  1             └ 3
+
+    `confidence[i]`, in [0, 1], is the drafter's own belief that node `i` is accepted if its parent
+    is. `distribution` is `[nodes, vocab]`, the law that each token was drawn from; None: the token
+    was chosen without chance.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    confidence: tuple[float, ...] = ()
+    distribution: "torch.Tensor | None" = None
+
+    @staticmethod
+    def chain(
+        tokens: Sequence[int],
+        confidence: Sequence[float] = (),
+        distribution: "torch.Tensor | None" = None,
+    ) -> "Draft":
+        """A draft in which every token follows the one before it."""
+        parents = tuple(range(ROOT, len(tokens) - 1))
+        return Draft(tuple(tokens), parents, tuple(confidence), distribution)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node follows the one before it."""
+        return all(parent == index - 1 for index, parent in enumerate(self.parents))
+
+    def truncated(self, num_nodes: int) -> "Draft":
+        """The first `num_nodes` nodes."""
+        if num_nodes >= len(self.tokens):
+            return self
+        return Draft(
+            self.tokens[:num_nodes],
+            self.parents[:num_nodes],
+            self.confidence[:num_nodes],
+            None if self.distribution is None else self.distribution[:num_nodes],
+        )
+
+
+class DraftRequest(Protocol):
+    """What a drafter sees of a request: its id, and its committed tokens, prompt first."""
+
+    @property
+    def id(self) -> str:
+        """Unique among the requests of an engine."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and output so far. Read only; grows between steps."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTask:
+    """Draft up to `num_draft_tokens` nodes for `request` with `arm`."""
+
+    request: DraftRequest
+    arm: str
+    num_draft_tokens: int
+
+
+KeepDrafting = Callable[[Sequence[Draft]], Sequence[int]]
+"""Given the drafts so far, aligned with the tasks: how many nodes each may have in the end."""
+
+
+class Drafter(ABC):
+    """Guesses the next tokens of requests."""
+
+    name: str
+    """The arm that a policy chooses; arms that share the part before ":" share a drafter."""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The names under which a policy may choose this drafter."""
+        return (self.name,)
+
+    @property
+    def family(self) -> str:
+        """What is priced and quarantined as one."""
+        return family_of(self.name)
+
+    def start(self, request: DraftRequest) -> None:  # noqa: B027
+        """A request was submitted."""
+
+    def arms_for(self, request: DraftRequest) -> tuple[str, ...]:
+        """Which arms this request may use now."""
+        return self.arms
+
+    def hint(self, request: DraftRequest, arm: str) -> Hint | None:
+        """What is known before drafting."""
+        return None
+
+    @abstractmethod
+    def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> Sequence[Draft]:
+        """One draft per task, in order, of at most `task.num_draft_tokens` nodes; empty is fine.
+
+        A drafter that works in rounds calls `keep_drafting` between them and stops early where it
+        is told; others need not.
+        """
+
+    def commit(self, request: DraftRequest, num_new_tokens: int) -> None:  # noqa: B027
+        """The last `num_new_tokens` of `request.tokens` are new."""
+
+    def lose_cache(self, request: DraftRequest) -> None:  # noqa: B027
+        """The request was preempted: what a model of the drafter's had cached for it is gone."""
+
+    def finish(self, request: DraftRequest) -> None:  # noqa: B027
+        """The request ended: forget it."""

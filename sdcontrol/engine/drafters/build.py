@@ -1,0 +1,55 @@
+"""From what a user names to drafters.
+
+    "ngram"    "sparse_kv:512"    "sparse_kv:2048:scored"    a model    a Drafter
+    {"small": model, "ngram": "ngram"}
+"""
+
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedModel
+
+from sdcontrol.engine.drafters.base import Drafter
+from sdcontrol.engine.drafters.draft_model import DraftModelDrafter
+from sdcontrol.engine.drafters.ngram import NgramDrafter
+from sdcontrol.engine.drafters.sparse_kv import FAMILY, SparseArm, SparseKVDrafter
+from sdcontrol.errors import ConfigError, UnknownName
+
+__all__ = ["DrafterSpec", "build_drafters"]
+
+DrafterSpec = str | Drafter | PreTrainedModel
+_TREE_BRANCHES = 3
+
+
+def build_drafters(
+    specs: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]", *, allow_trees: bool
+) -> list[Drafter]:
+    """One drafter per family; raises `UnknownName` or `ConfigError`.
+
+    All budgets of `sparse_kv` become one drafter. Without `allow_trees` the n-gram drafter makes
+    chains only.
+    """
+    named = list(specs.items()) if isinstance(specs, Mapping) else [("", spec) for spec in specs]
+    budgets = [spec for _, spec in named if isinstance(spec, str) and spec.startswith(FAMILY)]
+    drafters = [
+        _build(name, spec, allow_trees)
+        for name, spec in named
+        if not (isinstance(spec, str) and spec in budgets)
+    ]
+    if budgets:
+        drafters.append(SparseKVDrafter([SparseArm.parse(str(name)) for name in budgets]))
+    return drafters
+
+
+def _build(name: str, spec: DrafterSpec, allow_trees: bool) -> Drafter:
+    if isinstance(spec, Drafter):
+        if name and name != spec.name:
+            raise ConfigError(f"drafter {spec.name!r} stands under the name {name!r}; rename one")
+        return spec
+    if isinstance(spec, str):
+        if spec != "ngram":
+            raise UnknownName(
+                f"no drafter is called {spec!r}; use 'ngram', 'sparse_kv:<tokens>', "
+                "a model object or a Drafter"
+            )
+        return NgramDrafter(name=name or spec, max_branches=_TREE_BRANCHES if allow_trees else 1)
+    return DraftModelDrafter(spec, name=name or "draft_model")

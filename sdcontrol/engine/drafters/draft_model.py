@@ -1,0 +1,179 @@
+"""Draft with a smaller model of the same vocabulary.
+
+Its cache lies in the engine's blocks, in tensors of its own, and may lag: while it is not chosen
+it computes nothing, and it catches up in its first round when it is chosen again.
+
+    committed tokens   0 ............ cached ....... L-1
+                       in its cache   to catch up    last: gives the first draft token
+"""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as functional
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sdcontrol.core import Hint
+from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
+from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter, draft_in_rounds
+from sdcontrol.engine.kernels.reference import TorchAttention
+from sdcontrol.engine.packing import Segment
+from sdcontrol.engine.request import Request
+from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
+from sdcontrol.errors import ConfigError
+
+__all__ = ["DraftModelDrafter"]
+
+_CATCH_UP_CHUNK = 2048  # tokens computed in one forward while catching up
+_LEAST_SHARED_VOCABULARY = 0.9
+
+
+class DraftModelDrafter(ModelDrafter):
+    """A causal language model as drafter, under the arm `name`.
+
+    Raises `UnsupportedModel` for what the attention path cannot honour, `ConfigError` where the
+    vocabularies cannot be the same.
+    """
+
+    def __init__(self, model: object, *, name: str = "draft_model") -> None:
+        self.name = name
+        self._model: PreTrainedModel = unwrap(model)
+        self._cached: dict[str, int] = {}  # tokens in our cache; absent: ask the blocks
+        self._written: dict[str, int] = {}  # this step's drafts in our cache
+        self._strangers: set[str] = set()  # requests with tokens that our model does not have
+
+    def attach(self, host: DraftHost) -> None:
+        """Join an engine on the same device, with a vocabulary that differs in padding only."""
+        runner = ModelRunner(self._model, TorchAttention())
+        ours, theirs = runner.vocab_size, host.target.vocab_size
+        if min(ours, theirs) < _LEAST_SHARED_VOCABULARY * max(ours, theirs):
+            raise ConfigError(
+                f"draft model {self.name!r} has {ours} tokens, the target {theirs}; "
+                "use a draft model with the target's tokenizer"
+            )
+        if runner.device != host.target.device:
+            raise ConfigError(
+                f"draft model {self.name!r} is on {runner.device}, the target on "
+                f"{host.target.device}; move it there"
+            )
+        self._runner = runner
+        self._vocab_size = theirs
+        self._position_limit = max_positions(self._model)
+        self._host = host
+        host.runners.append(runner)
+
+    def start(self, request: DraftRequest) -> None:
+        """Note whether our model knows every token of the prompt."""
+        self._check_tokens(request, request.tokens)
+
+    def arms_for(self, request: DraftRequest) -> tuple[str, ...]:
+        """Our one arm, where our model knows all tokens and positions."""
+        limit = self._position_limit
+        if request.id in self._strangers or (limit and len(request.tokens) + 64 > limit):
+            return ()
+        return self.arms
+
+    def hint(self, request: DraftRequest, arm: str) -> Hint:
+        """How far our cache lags."""
+        assert isinstance(request, Request)
+        lag = len(request.tokens) - 1 - self._cached_tokens(request)
+        return Hint(catch_up_tokens=max(lag, 0))
+
+    def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> list[Draft]:
+        """Chains, one forward a round for all requests."""
+        self._catch_up([request for task in tasks if isinstance(request := task.request, Request)])
+        drafts = draft_in_rounds(
+            tasks,
+            keep_drafting,
+            forward=self._forward,
+            segment=self._segment,
+            verification=self._host.verification,
+        )
+        for task, draft in zip(tasks, drafts, strict=True):
+            self._written[task.request.id] = len(draft.tokens) - 1  # the last one was not fed
+        return drafts
+
+    def commit(self, request: DraftRequest, num_new_tokens: int) -> None:
+        """Our cache stands as far as what we fed was accepted."""
+        assert isinstance(request, Request)
+        before = len(request.tokens) - num_new_tokens
+        self._check_tokens(request, request.tokens[before:])
+        written = self._written.pop(request.id, None)
+        if written is not None:
+            self._set_cached(request, before + min(written, num_new_tokens - 1))
+
+    def lose_cache(self, request: DraftRequest) -> None:
+        """What blocks the request gets next, and what we know of them, is open."""
+        self._cached.pop(request.id, None)
+        self._written.pop(request.id, None)
+
+    def finish(self, request: DraftRequest) -> None:
+        """Forget the request."""
+        self.lose_cache(request)
+        self._strangers.discard(request.id)
+
+    def _check_tokens(self, request: DraftRequest, tokens: Sequence[int]) -> None:
+        if self._runner.vocab_size < self._vocab_size and max(tokens) >= self._runner.vocab_size:
+            self._strangers.add(request.id)
+
+    def _cached_tokens(self, request: Request) -> int:
+        """Tokens in our cache: those of the leading blocks that we have filled for anybody."""
+        known = self._cached.get(request.id)
+        if known is not None:
+            return known
+        pool = self._host.blocks
+        table = request.scheduled.table
+        full = request.scheduled.cached_tokens // pool.block_size
+        count = 0
+        while count < full and pool.is_marked(table.blocks[count], self.name):
+            count += 1
+        self._cached[request.id] = count * pool.block_size
+        return self._cached[request.id]
+
+    def _set_cached(self, request: Request, num_tokens: int) -> None:
+        """Blocks that we have filled with committed tokens are marked for whoever shares them."""
+        pool = self._host.blocks
+        first = self._cached.get(request.id, 0) // pool.block_size
+        for block in request.scheduled.table.blocks[first : num_tokens // pool.block_size]:
+            pool.mark(block, self.name)
+        self._cached[request.id] = num_tokens
+
+    def _segment(self, request: Request, drafted: Sequence[int]) -> Segment:
+        length = len(request.tokens)
+        start = length - 1 + len(drafted) if drafted else self._cached_tokens(request)
+        tokens = drafted[-1:] if drafted else request.tokens[start:]
+        return self._piece(request, start, list(tokens), num_logits=1)
+
+    def _piece(
+        self, request: Request, start: int, tokens: list[int], *, num_logits: int
+    ) -> Segment:
+        block_size = self._host.config.block_size
+        return Segment(
+            tokens=tokens,
+            start=start,
+            table=request.page_table(block_size),
+            slots=request.slots(start, len(tokens), block_size),
+            num_logits=num_logits,
+        )
+
+    def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Compute what lags by more than a chunk; the rest comes with the first round."""
+        for request in requests:
+            start = self._cached_tokens(request)
+            while len(request.tokens) - start > _CATCH_UP_CHUNK:
+                chunk = request.tokens[start : start + _CATCH_UP_CHUNK]
+                self._runner.forward([self._piece(request, start, chunk, num_logits=0)])
+                start += len(chunk)
+                self._set_cached(request, start)
+
+    def _forward(self, segments: list[Segment]) -> Tensor:
+        logits, first_rows = self._runner.forward(segments)
+        return fit_vocabulary(logits[first_rows], self._vocab_size)
+
+
+def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
+    """`[rows, ours]` as `[rows, vocab_size]`: padding is cut off, missing tokens never drafted."""
+    missing = vocab_size - logits.shape[-1]
+    if missing <= 0:
+        return logits[:, :vocab_size]
+    return functional.pad(logits, (0, missing), value=float("-inf"))

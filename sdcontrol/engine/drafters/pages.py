@@ -1,0 +1,173 @@
+"""Which cached pages the latest queries look at.
+
+A page is summed up by the smallest and largest value of each key dimension; its score is the
+largest product that any key inside those bounds could have with the mean query of the latest full
+page of committed tokens (Tang et al. 2024, Quest). The window of queries is fixed to page
+boundaries, so scores depend on committed tokens alone, never on where a step ended.
+
+Knows blocks, keys and queries; nothing of drafts or budgets.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdcontrol.engine.batch import Moves, Piece
+from sdcontrol.engine.drafters.host import DraftHost
+from sdcontrol.engine.packing import IntArray
+from sdcontrol.engine.request import Request
+from sdcontrol.errors import ConfigError
+
+__all__ = ["PageScorer"]
+
+_SUMMARISED = "page_summary"
+_MOST_DRAFT_NODES = 64
+
+
+class PageScorer:
+    """Queries of the latest tokens of each request, summaries of full pages, and choices of pages.
+
+    ring of a request   | page w: scored with | tokens since, drafts | ...
+    """
+
+    def __init__(self, host: DraftHost) -> None:
+        layers = host.target.layers
+        heads = {(layer.num_heads, layer.num_kv_heads, layer.key_dim) for layer in layers}
+        if len(heads) > 1:
+            raise ConfigError("scored pages need layers of one shape; use sparse_kv:<tokens>")
+        self._host = host
+        self._page = host.config.block_size
+        self._ring = 2 * self._page + _MOST_DRAFT_NODES + 1
+        self._num_heads, self._kv_heads, self._dim = heads.pop()
+        self._num_layers = len(layers)
+        self._rows: dict[str, int] = {}
+        self._free_rows = list(range(host.config.max_batch_size))[::-1]
+        self._chosen: dict[str, tuple[tuple[int, ...], IntArray]] = {}
+        self._queries: Tensor | None = None
+        self._low: Tensor | None = None
+        self._high: Tensor | None = None
+
+    def sink(self, pieces: Sequence[Piece]) -> "_Sink":
+        """Takes the queries of these pieces' tokens, drafts included, in their order."""
+        targets: list[list[int]] = []
+        for piece in pieces:
+            start = piece.request.scheduled.cached_tokens
+            count = piece.num_new_tokens + len(piece.draft.tokens)
+            base = self._row(piece.request) * self._ring
+            targets.append([base + p % self._ring for p in range(start, start + count)])
+        return _Sink(self._store(), targets, self._ring)
+
+    def move(self, moves: Moves) -> None:
+        """Queries follow the tokens of a compacted tree."""
+        for request, sources, targets in moves:
+            base = self._row(request) * self._ring
+            store = self._store()
+            origin = [base + position % self._ring for position in sources]
+            store[:, :, [base + p % self._ring for p in targets]] = store[:, :, origin]
+
+    def forget(self, request_id: str) -> None:
+        """The request ended or lost its cache."""
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+        self._chosen.pop(request_id, None)
+
+    def choose(self, request: Request, *, first: int, end: int, count: int) -> IntArray:
+        """The best `count` blocks among pages `first` to `end`: `[layers, kv_heads, count]`.
+
+        Kept until the next page is full.
+        """
+        key = (request.scheduled.cached_tokens // self._page, first, end, count)
+        known = self._chosen.get(request.id)
+        if known is not None and known[0] == key:
+            return known[1]
+        blocks = request.page_table(self._page).blocks[first:end]
+        count = max(min(count, len(blocks)), 0)
+        best = self._scores(request, blocks).topk(count, dim=-1).indices.sort(dim=-1).values
+        chosen = blocks[best.cpu().numpy()]
+        self._chosen[request.id] = (key, chosen)
+        return chosen
+
+    def _scores(self, request: Request, blocks: IntArray) -> Tensor:
+        """`[layers, kv_heads, blocks]`: summed over the query heads that share a KV head."""
+        self._summarise(request, blocks)
+        assert self._low is not None and self._high is not None
+        index = torch.from_numpy(blocks).to(self._low.device)
+        query = self._window(request)  # [layers, kv_heads, shared, dim]
+        low = self._low[:, :, index].transpose(2, 3)  # [layers, kv_heads, dim, blocks]
+        high = self._high[:, :, index].transpose(2, 3)
+        bound = query.clamp(min=0) @ high + query.clamp(max=0) @ low
+        return bound.sum(dim=2)
+
+    def _window(self, request: Request) -> Tensor:
+        last_full = request.scheduled.cached_tokens // self._page - 1
+        positions = range(last_full * self._page, (last_full + 1) * self._page)
+        base = self._row(request) * self._ring
+        index = [base + position % self._ring for position in positions]
+        mean = self._store()[:, :, index].float().mean(dim=2)
+        return mean.view(self._num_layers, self._kv_heads, -1, self._dim)
+
+    def _summarise(self, request: Request, blocks: IntArray) -> None:
+        """Bounds of the keys of pages that have none yet; a shared page is summed up once."""
+        pool, cache = self._host.blocks, self._host.target.cache
+        assert cache is not None
+        if self._low is None or self._high is None:
+            shape = (self._num_layers, self._kv_heads, pool.num_blocks, self._dim)
+            self._low = torch.zeros(shape, device=cache.keys[0].device)
+            self._high = torch.zeros_like(self._low)
+        new = [block for block in blocks.tolist() if not pool.is_marked(block, _SUMMARISED)]
+        if not new:
+            return
+        index = torch.tensor(new, device=self._low.device)
+        for layer, keys in enumerate(cache.keys):
+            paged = keys.view(self._kv_heads, pool.num_blocks, self._page, self._dim)
+            low, high = paged[:, index].float().aminmax(dim=2)
+            self._low[layer, :, index] = low
+            self._high[layer, :, index] = high
+        for block in new:
+            pool.mark(block, _SUMMARISED)
+
+    def _row(self, request: Request) -> int:
+        if request.id not in self._rows:
+            self._rows[request.id] = self._free_rows.pop()
+        return self._rows[request.id]
+
+    def _store(self) -> Tensor:
+        """`[layers, heads, rows * ring, dim]`."""
+        if self._queries is None:
+            runner = self._host.target
+            rows = self._host.config.max_batch_size * self._ring
+            shape = (self._num_layers, self._num_heads, rows, self._dim)
+            self._queries = torch.zeros(shape, dtype=runner.layers[0].dtype, device=runner.device)
+        return self._queries
+
+
+class _Sink:
+    """One forward's queries on their way into the rings."""
+
+    def __init__(self, store: Tensor, targets: Sequence[Sequence[int]], ring: int) -> None:
+        self._store = store
+        self._targets = targets
+        self._ring = ring
+        self._from = torch.empty(0, dtype=torch.int64)
+        self._to = torch.empty(0, dtype=torch.int64)
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Learn in which order the pieces are packed; of a long piece the end is kept."""
+        sources: list[int] = []
+        targets: list[int] = []
+        offset = 0
+        for index in order:
+            count = len(self._targets[index])
+            kept = min(count, self._ring)
+            sources.extend(range(offset + count - kept, offset + count))
+            targets.extend(self._targets[index][count - kept :])
+            offset += count
+        self._from = torch.tensor(sources, dtype=torch.int64, device=self._store.device)
+        self._to = torch.tensor(targets, dtype=torch.int64, device=self._store.device)
+
+    def store(self, layer: int, query: Tensor) -> None:
+        """Keep the packed queries `[heads, tokens, key_dim]` of one layer."""
+        self._store[layer].index_copy_(1, self._to, query.index_select(1, self._from))

@@ -1,0 +1,145 @@
+"""From transformers' generation settings to what a request needs: a sampler and stop rules.
+
+Whatever cannot be honoured is refused by name, never ignored. Knows nothing of engines or drafts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StopStringCriteria,
+)
+
+from sdcontrol.engine.request import Criterion, StopRules
+from sdcontrol.engine.sampling import Processor, RowSampler
+from sdcontrol.errors import ConfigError, UnsupportedGeneration
+
+__all__ = ["Decoding", "check_generation_config", "decoding_of", "prepare_config"]
+
+# Setting: the values that mean "not asked for", and what to call it.
+_REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "num_beams": ((None, 1), "beam search"),
+    "num_beam_groups": ((None, 1), "group beam search"),
+    "penalty_alpha": ((None, 0, 0.0), "contrastive search"),
+    "dola_layers": ((None,), "DoLa decoding"),
+    "prompt_lookup_num_tokens": ((None,), "prompt lookup (use the drafter 'ngram')"),
+    "assistant_early_exit": ((None,), "early-exit drafting"),
+    "constraints": ((None,), "constrained beam search"),
+    "force_words_ids": ((None,), "constrained beam search"),
+    "guidance_scale": ((None, 1, 1.0), "classifier-free guidance"),
+    "watermarking_config": ((None,), "watermarking"),
+    "token_healing": ((None, False), "token healing"),
+    "output_scores": ((None, False), "output_scores"),
+    "output_logits": ((None, False), "output_logits"),
+    "output_attentions": ((None, False), "output_attentions"),
+    "output_hidden_states": ((None, False), "output_hidden_states"),
+    "cache_implementation": ((None, "dynamic"), "another cache (the engine brings its own)"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How one request samples and when it ends."""
+
+    sampler: RowSampler
+    rules: StopRules
+    temperature: float  # 0 when greedy
+
+
+def check_generation_config(config: GenerationConfig) -> None:
+    """Raise `UnsupportedGeneration` for a setting that cannot be honoured."""
+    for name, (neutral, feature) in _REFUSED.items():
+        setting = getattr(config, name, None)
+        if setting not in neutral:
+            raise UnsupportedGeneration(
+                f"{name}={setting!r}: {feature} is not supported by speculative decoding here; "
+                "remove it, or use plain generate"
+            )
+
+
+def prepare_config(
+    model: PreTrainedModel,
+    generation_config: GenerationConfig | None,
+    num_prompt_tokens: int,
+    options: Mapping[str, object],
+) -> GenerationConfig:
+    """The settings that `generate` would arrive at; raises `ConfigError` for unknown options."""
+    config, unknown = model._prepare_generation_config(generation_config, **options)
+    unknown = {key: value for key, value in unknown.items() if key not in _MODEL_FLAGS}
+    if unknown:
+        raise ConfigError(f"unknown generation options {sorted(unknown)}")
+    check_generation_config(config)
+    model._prepare_special_tokens(config, True, device=torch.device("cpu"))
+    if config.max_new_tokens is None:
+        config.max_new_tokens = max((config.max_length or 20) - num_prompt_tokens, 0)
+    if config.max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens is {config.max_new_tokens}; ask for at least 1")
+    config.max_length = num_prompt_tokens + config.max_new_tokens
+    if config.min_new_tokens is not None:
+        config.min_length = num_prompt_tokens + config.min_new_tokens
+    return config
+
+
+_MODEL_FLAGS = frozenset({"output_attentions", "output_hidden_states", "use_cache"})
+
+
+def decoding_of(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    prompt: Sequence[int],
+    *,
+    seed: int,
+    processors: Sequence[Processor] = (),
+    criteria: Sequence[Criterion] = (),
+    stop_strings: Sequence[str] = (),
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Decoding:
+    """What a prepared config asks of one unpadded prompt."""
+    ids = torch.tensor([list(prompt)], dtype=torch.int64)
+    prepared = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=len(prompt),
+        encoder_input_ids=ids,
+        logits_processor=LogitsProcessorList(processors),
+        device=torch.device("cpu"),
+        model_kwargs={},
+    )
+    do_sample = bool(config.do_sample)
+    rules = StopRules(
+        max_new_tokens=int(config.max_new_tokens or 0),
+        eos_token_ids=eos_token_ids(config),
+        criteria=(*criteria, *stop_string_criteria(stop_strings, tokenizer)),
+    )
+    return Decoding(
+        RowSampler(processors=prepared, do_sample=do_sample, seed=seed),
+        rules,
+        _temperature(config),
+    )
+
+
+def eos_token_ids(config: GenerationConfig) -> frozenset[int]:
+    """Every token that ends a text."""
+    tokens = getattr(config, "_eos_token_tensor", None)
+    return frozenset() if tokens is None else frozenset(tokens.flatten().tolist())
+
+
+def stop_string_criteria(
+    stop_strings: Sequence[str], tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[Criterion, ...]:
+    """transformers' own criterion for stop strings; raises `ConfigError` without a tokenizer."""
+    if not stop_strings:
+        return ()
+    if tokenizer is None:
+        raise ConfigError("stop_strings need a tokenizer; pass tokenizer=...")
+    return (StopStringCriteria(tokenizer=tokenizer, stop_strings=list(stop_strings)),)
+
+
+def _temperature(config: GenerationConfig) -> float:
+    if not config.do_sample:
+        return 0.0
+    return 1.0 if config.temperature is None else float(config.temperature)

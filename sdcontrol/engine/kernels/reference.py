@@ -1,0 +1,152 @@
+"""Paged attention in plain torch: runs anywhere, and is what every kernel is compared with.
+
+Knows the cache's layout and a group's limits; nothing of models, requests or drafts.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from sdcontrol.engine.kv_cache import KVCache
+from sdcontrol.engine.packing import AttentionGroup, PackedBatch, ancestors
+
+__all__ = ["TorchAttention"]
+
+
+class TorchAttention:
+    """`scaled_dot_product_attention` over gathered pages, one call per group."""
+
+    def attend(
+        self, layer: int, query: Tensor, cache: KVCache, batch: PackedBatch, scale: float
+    ) -> Tensor:
+        """Attention of packed queries `[heads, tokens, key_dim]`; returns `[tokens, heads, dim]`.
+
+        The keys and values of the packed tokens are in the cache already.
+        """
+        parts = [_attend_group(layer, query, cache, group, scale) for group in batch.groups]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_group(
+    layer: int, query: Tensor, cache: KVCache, group: AttentionGroup, scale: float
+) -> Tensor:
+    queries = query.narrow(1, group.first_token, group.num_tokens)
+    keys, values = _keys_and_values(layer, cache, group)
+    if group.num_requests == 1 and group.num_tokens > 1:
+        return _attend_alone(queries, keys, values, group, scale, cache.layers[layer].window)
+    return _attend_folded(queries, keys, values, group, scale, cache.layers[layer].window)
+
+
+def _keys_and_values(layer: int, cache: KVCache, group: AttentionGroup) -> tuple[Tensor, Tensor]:
+    if group.first_slot is not None:
+        return cache.span(layer, group.first_slot, group.num_keys)
+    keys, values = cache.gather(layer, group.pages_of(layer))
+    return keys[:, :, : group.num_keys], values[:, :, : group.num_keys]
+
+
+def _attend_alone(
+    queries: Tensor,  # [heads, queries, dim]
+    keys: Tensor,  # [1, kv_heads, keys, dim]
+    values: Tensor,
+    group: AttentionGroup,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    causal = group.is_full_causal and (window is None or window >= group.num_keys)
+    mask = None if causal else attention_mask(group, window, queries.dtype, 1)
+    out = functional.scaled_dot_product_attention(
+        queries.unsqueeze(0),
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=queries.shape[0] != keys.shape[1],
+    )
+    return out[0].transpose(0, 1)
+
+
+def _attend_folded(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: AttentionGroup,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """The query heads that share a KV head stand as further queries beside each other."""
+    heads, _, dim = queries.shape
+    kv_heads = keys.shape[1]
+    shared = heads // kv_heads
+    requests, width = group.num_requests, group.num_queries
+    rows = _pad(queries, group).view(kv_heads, shared, requests, width, dim)
+    folded = rows.permute(2, 0, 3, 1, 4).reshape(requests, kv_heads, width * shared, dim)
+    mask = attention_mask(group, window, queries.dtype, shared)
+    out = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+    out = out.view(requests, kv_heads, width, shared, -1).permute(0, 2, 1, 3, 4)
+    flat = out.reshape(requests * width, heads, -1)
+    return flat if group.scatter is None else flat.index_select(0, group.scatter)
+
+
+def _pad(queries: Tensor, group: AttentionGroup) -> Tensor:
+    """`[heads, tokens, dim]` to `[heads, requests * queries, dim]`; padding is never read back."""
+    if group.scatter is None:
+        return queries
+    heads, _, dim = queries.shape
+    padded = queries.new_zeros(heads, group.num_requests * group.num_queries, dim)
+    return padded.index_copy_(1, group.scatter, queries)
+
+
+def attention_mask(
+    group: AttentionGroup, window: int | None, dtype: torch.dtype, shared: int
+) -> Tensor | None:
+    """Additive mask `[requests, 1, queries * shared, keys]`; None: everything is visible.
+
+    Made once a forward and kept in the group for the layers that follow.
+    """
+    if window is not None and window >= group.num_keys:
+        window = None
+    key = (window, dtype, shared)
+    if key not in group.masks:
+        mask = _build_mask(group, window, dtype)
+        folded = None if mask is None else mask.repeat_interleave(shared, dim=1).unsqueeze(1)
+        group.masks[key] = folded
+    return group.masks[key]
+
+
+def _build_mask(group: AttentionGroup, window: int | None, dtype: torch.dtype) -> Tensor | None:
+    even = min(group.starts) + 1 == group.num_keys and group.num_queries == 1
+    if even and window is None:
+        return None
+    device = group.limits.device
+    index = torch.arange(group.num_keys, device=device)
+    limits = group.limits.unsqueeze(-1)
+    visible = index <= limits
+    if window is not None:
+        visible &= index > limits - window
+    for row, parents in enumerate(group.trees):
+        if parents is not None:
+            _show_tree(visible[row], group.starts[row], parents, window)
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def _show_tree(
+    visible: Tensor,  # [queries, keys] of one request
+    start: int,
+    parents: tuple[int, ...],
+    window: int | None,
+) -> None:
+    """Inside a draft, a node sees the path to its root; before it, what its depth allows."""
+    nodes = len(parents)
+    paths = ancestors(parents)
+    depths = paths.sum(1)
+    if window is not None:
+        paths &= depths[:, None] - depths[None, :] < window
+    rows = visible[1 : nodes + 1]
+    index = np.arange(visible.shape[1])[None, :]
+    first = -1 if window is None else (start + depths - window)[:, None]
+    before = (index <= start) & (index > first)
+    rows[:] = torch.from_numpy(before).to(visible.device)
+    rows[:, start + 1 : start + 1 + nodes] = torch.from_numpy(paths).to(visible.device)

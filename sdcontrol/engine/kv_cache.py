@@ -1,0 +1,110 @@
+"""The paged KV cache: tensors only.
+
+Which block belongs to whom is the block pool's business; this module is told slots and moves
+numbers. Knows nothing of requests, drafts or models.
+
+    slot = block * block_size + offset          keys[layer]  [kv_heads, slots, key_dim]
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["KVCache", "LayerShape"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one attention layer stores, as seen in a probe forward."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    window: int | None = None  # sliding window: a query sees this many keys, itself included
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes in this layer."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of every layer of one model, in fixed-size blocks."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
+        self.layers = tuple(layers)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        slots = num_blocks * block_size
+
+        def allocate(layer: LayerShape, dim: int) -> Tensor:
+            return _zeros((layer.num_kv_heads, slots, dim), layer.dtype, device)
+
+        self.keys = [allocate(layer, layer.key_dim) for layer in self.layers]
+        self.values = [allocate(layer, layer.value_dim) for layer in self.layers]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        per_token = sum(layer.bytes_per_token for layer in self.layers)
+        return per_token * self.num_blocks * self.block_size
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store `[kv_heads, tokens, dim]` at `slots` `[tokens]`."""
+        self.keys[layer].index_copy_(1, slots, keys)
+        self.values[layer].index_copy_(1, slots, values)
+
+    def span(self, layer: int, first_slot: int, num_keys: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[1, kv_heads, num_keys, dim]` of consecutive slots, without a copy."""
+        keys = self.keys[layer].narrow(1, first_slot, num_keys)
+        values = self.values[layer].narrow(1, first_slot, num_keys)
+        return keys.unsqueeze(0), values.unsqueeze(0)
+
+    def gather(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of page tables: `[requests, kv_heads, pages * block_size, dim]`.
+
+        `pages` is `[requests, pages]`, or `[requests, kv_heads, pages]` where heads differ.
+        """
+        take = self._gather_per_head if pages.dim() == 3 else self._gather_shared
+        return take(self.keys[layer], pages), take(self.values[layer], pages)
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy tokens between slots in every layer; a slot may be both source and target."""
+        for tensor in (*self.keys, *self.values):
+            tensor[:, targets] = tensor[:, sources]
+
+    def _gather_shared(self, tensor: Tensor, pages: Tensor) -> Tensor:
+        heads, _, dim = tensor.shape
+        requests, num_pages = pages.shape
+        paged = tensor.view(heads, self.num_blocks, self.block_size, dim)
+        taken = paged.index_select(1, pages.reshape(-1))
+        return taken.view(heads, requests, num_pages * self.block_size, dim).transpose(0, 1)
+
+    def _gather_per_head(self, tensor: Tensor, pages: Tensor) -> Tensor:
+        heads, _, dim = tensor.shape
+        requests, _, num_pages = pages.shape
+        offsets = torch.arange(heads, device=pages.device).view(1, heads, 1) * self.num_blocks
+        paged = tensor.view(heads * self.num_blocks, self.block_size, dim)
+        taken = paged.index_select(0, (pages + offsets).reshape(-1))
+        return taken.view(requests, heads, num_pages * self.block_size, dim)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, since masked keys must be finite; on a CPU memory is taken when it is first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)

@@ -1,0 +1,189 @@
+"""Run the user's own transformers model over packed segments and a paged cache.
+
+Knows models and caches; nothing of requests, drafts, policies or sampling.
+"""
+
+import inspect
+import threading
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sdcontrol.engine.attention import (
+    AttentionBackend,
+    ForwardCall,
+    ProbedLayer,
+    QuerySink,
+    attention_configs,
+    paged_attention,
+    probing,
+)
+from sdcontrol.engine.kv_cache import KVCache, LayerShape
+from sdcontrol.engine.packing import PackedBatch, Segment, pack
+from sdcontrol.errors import ConfigError, UnsupportedModel
+
+__all__ = ["ModelRunner", "unwrap"]
+
+_LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
+_GROWING_ROPE = {"dynamic", "longrope"}
+
+
+def unwrap(model: object) -> PreTrainedModel:
+    """The transformers model inside `model`, which may be wrapped by PEFT.
+
+    Raises `UnsupportedModel` for prompt-learning adapters, models spread over devices, encoder-
+    decoder models, and anything that is no transformers model.
+    """
+    if hasattr(model, "get_base_model") and hasattr(model, "active_peft_config"):
+        if getattr(model.active_peft_config, "is_prompt_learning", False):
+            raise UnsupportedModel(
+                f"PEFT {model.active_peft_config.peft_type}: prompt learning adds virtual tokens "
+                "outside the model; merge it or use a LoRA-like adapter"
+            )
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModel(
+            f"{type(model).__name__} is no transformers PreTrainedModel; pass the model object "
+            "that you call generate on"
+        )
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(devices) > 1:
+        raise UnsupportedModel(
+            f"device_map spreads the model over {sorted(devices)}; load it on one device"
+        )
+    return model
+
+
+class ModelRunner:
+    """One model, one cache, one forward at a time."""
+
+    def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
+        self.model = model
+        self._backend = backend
+        self._configs = attention_configs(model)
+        self._lock = _LOCKS.setdefault(model, threading.RLock())
+        _check_model(model)
+        parameters = inspect.signature(model.forward).parameters
+        self._keeps_rows = "logits_to_keep" in parameters
+        probed = self._probe()
+        self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
+        self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
+        self.cache: KVCache | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.model.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of KV cache that one token takes."""
+        return sum(layer.bytes_per_token for layer in self.layers)
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Make the cache."""
+        self.cache = KVCache(
+            self.layers, num_blocks=num_blocks, block_size=block_size, device=self.device
+        )
+
+    def release(self) -> None:
+        """Drop the cache; the model stays as it was found."""
+        self.cache = None
+
+    def forward(
+        self, segments: Sequence[Segment], queries: QuerySink | None = None
+    ) -> tuple[Tensor, list[int]]:
+        """Logits `[kept, vocab]` of the wanted rows, and each segment's first row among them."""
+        cache = self.cache
+        assert cache is not None
+        batch = pack(segments, cache.block_size, self.device)
+        if queries is not None:
+            queries.arrange(batch.order)
+        call = ForwardCall(self._backend, cache, batch, self._layer_of, queries)
+        with self._lock, torch.no_grad(), paged_attention(self._configs, call):
+            return self._logits(batch), batch.first_row
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy tokens between slots of the cache."""
+        assert self.cache is not None
+        index = torch.tensor([sources, targets], dtype=torch.int64, device=self.device)
+        self.cache.move(index[0], index[1])
+
+    def _logits(self, batch: PackedBatch) -> Tensor:
+        keep = {"logits_to_keep": batch.logit_rows} if self._keeps_rows else {}
+        output = self.model(
+            input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False, **keep
+        )
+        logits: Tensor = output.logits[0]
+        return logits if self._keeps_rows else logits.index_select(0, batch.logit_rows)
+
+    def _probe(self) -> list[ProbedLayer]:
+        ids = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
+        positions = torch.arange(2, device=self.device).unsqueeze(0)
+
+        def forward() -> object:
+            with torch.no_grad():
+                return self.model(input_ids=ids, position_ids=positions, use_cache=False)
+
+        with self._lock:
+            try:
+                layers = probing(self.model, forward)
+            except (TypeError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+                raise UnsupportedModel(
+                    f"{type(self.model).__name__}: a forward without a mask and cache failed: "
+                    f"{error!r}; decode this model with plain generate"
+                ) from error
+        _check_layers(self.model, layers)
+        return layers
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(f"{name}: encoder-decoder models (cross-attention) are not supported")
+    if model.training:
+        raise ConfigError(f"{name} is in training mode; call model.eval() first")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(f"{name}: forward takes no position_ids, so it cannot be packed")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{name}: a recurrent or hybrid model keeps state that cannot be rolled back"
+        )
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModel(f"{name}: no language-modelling head")
+
+
+def _check_layers(model: PreTrainedModel, probed: Sequence[ProbedLayer]) -> None:
+    name = type(model).__name__
+    expected = model.config.get_text_config().num_hidden_layers
+    if not probed:
+        raise UnsupportedModel(
+            f"{name}: its attention does not go through transformers' AttentionInterface"
+        )
+    if len(probed) != expected or len({id(layer.module) for layer in probed}) != expected:
+        raise UnsupportedModel(
+            f"{name}: {len(probed)} attention layers seen for {expected} hidden layers; "
+            "linear-attention, hybrid and weight-shared layers are not supported"
+        )
+
+
+def max_positions(model: PreTrainedModel) -> int | None:
+    """The longest context that the rotary embedding stays a function of one token's position.
+
+    `dynamic` and `longrope` scaling depend on the longest position in a forward, which a packed
+    batch shares between requests; None where nothing depends on it.
+    """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type") not in _GROWING_ROPE:
+        return None
+    original = rope.get("original_max_position_embeddings")
+    return int(original or config.max_position_embeddings)

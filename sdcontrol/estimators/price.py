@@ -1,0 +1,109 @@
+"""The price and the yield of a plan, by the formulas that every policy and every check share.
+
+    step = verify(sum(1 + n_r) + prefill, sum(context_r), B)
+           + sum over families and rounds j of draft(family, #requests with n_r >= j, kv they read)
+           + catch-up + overhead
+    gain = sum over requests of (1 + sum_{j < n_r} survival[d_r][r, j])
+
+Knows nothing of how survival and cost are estimated, nor of how a plan is found.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from sdcontrol.core import BatchView, Cost, FloatArray, Plan, RequestView, family_of
+
+__all__ = [
+    "catch_up_seconds",
+    "catch_up_tokens",
+    "drafting_seconds",
+    "expected_gain",
+    "round_kv_tokens",
+    "sparse_budget",
+    "step_seconds",
+]
+
+
+def step_seconds(view: BatchView, plan: Plan, cost: Cost) -> float:
+    """Expected seconds of the step that `plan` makes of `view`; 0 for a view without requests."""
+    if not view.requests:
+        return 0.0
+    num_tokens = len(view.requests) + view.prefill_tokens
+    num_tokens += sum(choice.num_draft_tokens for choice in plan.choices)
+    kv_tokens = sum(request.context_tokens for request in view.requests)
+    verify = float(cost.verify_seconds(num_tokens, kv_tokens, len(view.requests)))
+    drafting = sum(drafting_seconds(view, plan, cost).values())
+    catch_up = sum(
+        catch_up_seconds(cost, family, tokens)
+        for family, tokens in catch_up_tokens(view, plan).items()
+    )
+    return verify + drafting + catch_up + cost.overhead_seconds()
+
+
+def expected_gain(view: BatchView, plan: Plan, survival: Mapping[str, FloatArray]) -> float:
+    """Expected tokens of the step: one per request, and every draft token that survives.
+
+    `survival[drafter]` is `[requests, K]`; drafts beyond `K` count as never accepted.
+    """
+    gain = float(len(view.requests))
+    for row, choice in enumerate(plan.choices):
+        if choice.drafter is not None and choice.drafter in survival:
+            gain += float(survival[choice.drafter][row, : choice.num_draft_tokens].sum())
+    return gain
+
+
+def drafting_seconds(view: BatchView, plan: Plan, cost: Cost) -> dict[str, float]:
+    """Expected seconds of all drafting rounds, by family. Arms of a family share their rounds."""
+    seconds: dict[str, float] = {}
+    for family, (depths, kv_tokens) in _drafting_by_family(view, plan).items():
+        rounds = np.arange(1, int(depths.max()) + 1)
+        still_drafting = depths[None, :] >= rounds[:, None]  # [rounds, requests]
+        per_round = cost.draft_seconds(
+            family, still_drafting.sum(axis=1).astype(float), still_drafting @ kv_tokens
+        )
+        seconds[family] = float(np.sum(per_round))
+    return seconds
+
+
+def catch_up_tokens(view: BatchView, plan: Plan) -> dict[str, int]:
+    """Tokens that lagging drafter caches compute before the first round, by family."""
+    tokens: dict[str, int] = defaultdict(int)
+    for request, choice in zip(view.requests, plan.choices, strict=True):
+        hint = request.hints.get(choice.drafter) if choice.drafter is not None else None
+        if choice.drafter is not None and hint is not None and hint.catch_up_tokens > 0:
+            tokens[family_of(choice.drafter)] += hint.catch_up_tokens
+    return dict(tokens)
+
+
+def catch_up_seconds(cost: Cost, family: str, num_tokens: float) -> float:
+    """Seconds to bring a lagging drafter cache up to date; 0 where the cost does not price it."""
+    price = getattr(cost, "catch_up_seconds", None)
+    return float(price(family, num_tokens)) if price is not None and num_tokens > 0 else 0.0
+
+
+def round_kv_tokens(request: RequestView, arm: str) -> int:
+    """KV tokens that one drafting round of `arm` reads for `request`.
+
+    `min(context, budget)` for `sparse_kv:<budget>[:...]`, the context for every other arm.
+    """
+    budget = sparse_budget(arm)
+    return request.context_tokens if budget is None else min(request.context_tokens, budget)
+
+
+def sparse_budget(arm: str) -> int | None:
+    """The KV budget in the name of a `sparse_kv:<budget>[:...]` arm; None for other arms."""
+    parts = arm.split(":")
+    return int(parts[1]) if parts[0] == "sparse_kv" and len(parts) > 1 else None
+
+
+def _drafting_by_family(view: BatchView, plan: Plan) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """For each drafting family: draft lengths and KV tokens of its requests, both `[requests]`."""
+    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for request, choice in zip(view.requests, plan.choices, strict=True):
+        if choice.drafter is not None:
+            kv_tokens = round_kv_tokens(request, choice.drafter)
+            rows[family_of(choice.drafter)].append((choice.num_draft_tokens, kv_tokens))
+    arrays = {family: np.array(pairs, dtype=float).T for family, pairs in rows.items()}
+    return {family: (columns[0], columns[1]) for family, columns in arrays.items()}

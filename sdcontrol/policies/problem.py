@@ -1,0 +1,189 @@
+"""A view and a belief as the arrays that a maximiser works on.
+
+Knows nothing of how the best plan is found. Requests are the last axis everywhere, so that every
+operation over arms, families or lengths runs along contiguous memory.
+
+    gain[a, n, r]    expected accepted tokens of request r with n draft tokens by arm a
+    verify[t]        seconds of a step with t draft tokens in all, before any drafting
+    round[f, m]      seconds of one drafting round of family f with m requests of average KV
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
+from sdcontrol.estimators.price import sparse_budget
+
+__all__ = ["IntArray", "Problem", "read", "to_plan"]
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Problem:
+    """What a maximiser needs to know of one step. Built by `read`, changed by nobody."""
+
+    arms: tuple[str, ...]
+    family: IntArray  # [arms], index of the arm's family
+    gain: FloatArray  # [arms, lengths, requests]; lengths are 0..K; flat beyond a request's limit
+    limit: IntArray | None  # [arms, requests], the most tokens; None: K everywhere
+    verify: FloatArray  # [tokens + 1], overhead included; its end is the limit of draft tokens
+    round: FloatArray  # [families, requests + 1]
+    excess: FloatArray | None  # [arms, requests], seconds per round for reading above-average KV
+    catch_up: FloatArray | None  # [arms, requests], seconds charged to a request that drafts
+
+    @property
+    def batch(self) -> int:
+        """Requests."""
+        return self.gain.shape[2]
+
+    @property
+    def lengths(self) -> int:
+        """Draft lengths to choose from, 0 included: K + 1."""
+        return self.gain.shape[1]
+
+
+def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Problem:
+    """The problem of one step. `view` has requests and `belief` at least one position.
+
+    A catch-up of seconds c is charged to the step in proportion to the tokens that it serves:
+    c * (most tokens that the step can emit) / min(remaining tokens, horizon), at most c.
+    """
+    requests = view.requests
+    batch = len(requests)
+    arms = tuple(belief.survival)
+    lengths = 1 + max(rows.shape[1] for rows in belief.survival.values())
+    context = np.array([request.context_tokens for request in requests], dtype=np.float64)
+    limit, catch_up_tokens = _limits(view, arms, lengths - 1)
+    gain = _gain(belief, lengths, batch, limit)
+    layout = _layout(arms)
+    draft_tokens = max(min(batch * (lengths - 1), view.free_kv_tokens), 0)
+    tokens = np.arange(batch + view.prefill_tokens, batch + view.prefill_tokens + draft_tokens + 1.0)
+    verify = belief.cost.verify_seconds(tokens, float(np.add.reduce(context)), batch)
+    table, excess = _rounds(belief.cost, layout, context)
+    catch_up = None
+    if catch_up_tokens is not None:
+        catch_up = _catch_up(view, belief.cost, arms, catch_up_tokens)
+    if catch_up is not None:
+        horizon = np.minimum([r.remaining_tokens for r in requests], catch_up_horizon_tokens)
+        catch_up = catch_up * np.minimum((1.0 + gain[:, -1]) / np.maximum(horizon, 1), 1.0)
+    return Problem(
+        arms=arms,
+        family=layout.family,
+        gain=gain,
+        limit=limit,
+        verify=verify + belief.cost.overhead_seconds(),
+        round=table,
+        excess=excess,
+        catch_up=catch_up,
+    )
+
+
+def to_plan(problem: Problem, view: BatchView, arm: IntArray, length: IntArray, why: str) -> Plan:
+    """The plan of `length[r]` tokens by `arms[arm[r]]`, within every request's limits."""
+    if problem.limit is not None:
+        length = np.minimum(length, problem.limit[arm, np.arange(problem.batch)])
+    off = Choice.off()
+    choices = [
+        Choice.of(name, n) if n > 0 and (name := problem.arms[a]) in request.drafters else off
+        for request, a, n in zip(view.requests, arm.tolist(), length.tolist(), strict=True)
+    ]
+    return Plan(tuple(choices), why)
+
+
+def _limits(
+    view: BatchView, arms: tuple[str, ...], depth: int
+) -> tuple[IntArray | None, dict[tuple[int, int], int] | None]:
+    """Draft limits `[arms, requests]` where one binds, and catch-up tokens by (arm, request)."""
+    most = [request.remaining_tokens - 1 for request in view.requests]
+    limit: IntArray | None = None
+    if min(most) < depth:
+        limit = np.repeat(np.clip(most, 0, depth)[None, :], len(arms), axis=0)
+    catch_up: dict[tuple[int, int], int] = {}
+    index = {arm: a for a, arm in enumerate(arms)}
+    for r, request in enumerate(view.requests):
+        for name, hint in request.hints.items():
+            a = index.get(name)
+            if a is None:
+                continue
+            bound = hint.max_draft_tokens
+            if bound is not None and bound < depth:
+                if limit is None:
+                    limit = np.full((len(arms), len(most)), depth)
+                limit[a, r] = min(limit[a, r], max(bound, 0))
+            if hint.catch_up_tokens > 0:
+                catch_up[a, r] = hint.catch_up_tokens
+    return limit, catch_up or None
+
+
+def _gain(belief: Belief, lengths: int, batch: int, limit: IntArray | None) -> FloatArray:
+    gain = np.zeros((len(belief.survival), lengths, batch))
+    for a, rows in enumerate(belief.survival.values()):
+        depth = rows.shape[1]
+        if limit is None:
+            np.add.accumulate(rows.T, axis=0, out=gain[a, 1 : depth + 1])
+            gain[a, depth + 1 :] = gain[a, depth]
+        else:
+            gain[a, 1 : depth + 1] = rows.T
+    if limit is not None:
+        gain *= np.arange(lengths)[:, None] <= limit[:, None, :]
+        np.add.accumulate(gain, axis=1, out=gain)
+    return gain
+
+
+def _rounds(
+    cost: Cost, layout: "_Layout", context: FloatArray
+) -> tuple[FloatArray, FloatArray | None]:
+    """`round` and `excess`: the price of a round is linear in KV around the family's average."""
+    batch = len(context)
+    table = np.zeros((len(layout.families), batch + 1))
+    excess: FloatArray | None = None
+    count = np.arange(1.0, batch + 2.0)
+    count[-1] = batch  # the last entry prices a full round over half the KV
+    for f, (name, members) in enumerate(layout.families.items()):
+        reads = [context if b is None else np.minimum(context, b) for _, b in members]
+        mean = sum(float(np.add.reduce(rows)) for rows in reads) / (len(reads) * batch)
+        kv_tokens = count * mean
+        kv_tokens[-1] *= 0.5
+        seconds = np.asarray(cost.draft_seconds(name, count, kv_tokens))
+        table[f, 1:] = seconds[:-1] if seconds.ndim else seconds
+        per_token = float(seconds[-2] - seconds[-1]) if seconds.ndim else 0.0
+        if per_token > 0.0:
+            excess = np.zeros((len(layout.family), batch)) if excess is None else excess
+            for (a, _), rows in zip(members, reads, strict=True):
+                excess[a] = (rows - mean) * (per_token / max(kv_tokens[-1], 1.0))
+    return table, excess
+
+
+def _catch_up(
+    view: BatchView, cost: Cost, arms: tuple[str, ...], tokens: dict[tuple[int, int], int]
+) -> FloatArray | None:
+    """Seconds `[arms, requests]` of each request's catch-up, whole; None where it has no price."""
+    price = getattr(cost, "catch_up_seconds", None)
+    if price is None:
+        return None
+    seconds = np.zeros((len(arms), len(view.requests)))
+    for (a, r), count in tokens.items():
+        seconds[a, r] = float(price(family_of(arms[a]), count))
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What follows from the arms' names alone."""
+
+    families: dict[str, tuple[tuple[int, int | None], ...]]  # members: arm index and KV budget
+    family: IntArray  # [arms]
+
+
+@cache
+def _layout(arms: tuple[str, ...]) -> _Layout:
+    names = tuple(dict.fromkeys(map(family_of, arms)))
+    members = {
+        name: tuple((a, sparse_budget(arm)) for a, arm in enumerate(arms) if family_of(arm) == name)
+        for name in names
+    }
+    return _Layout(members, np.array([names.index(family_of(arm)) for arm in arms]))

@@ -1,0 +1,106 @@
+"""From a name, a shorthand, a mapping or a config model to a policy.
+
+Knows the policies by their configs only; a config's `kind` is the policy's name.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, TypeVar
+
+from pydantic import BeforeValidator, SerializeAsAny, ValidationError
+
+from sdcontrol.errors import ConfigError, UnknownName
+from sdcontrol.policies.base import Policy, PolicyConfig
+
+__all__ = ["PolicySpec", "build", "names", "parse", "register"]
+
+_Config = TypeVar("_Config", bound=type[PolicyConfig])
+_CONFIGS: dict[str, type[PolicyConfig]] = {}
+
+
+def register(config: _Config) -> _Config:
+    """Make a policy known by its config's `kind`. Usable as a decorator.
+
+    Raises `ConfigError` where `kind` has no default or is taken by another config.
+    """
+    field = config.model_fields.get("kind")
+    kind = None if field is None else field.default
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"{config.__name__} has no kind; add a field such as "
+            'kind: Literal["mine"] = "mine"'
+        )
+    if _CONFIGS.get(kind, config) is not config:
+        raise ConfigError(f"policy name {kind!r} is taken by {_CONFIGS[kind].__name__}; rename one")
+    _CONFIGS[kind] = config
+    return config
+
+
+def names() -> tuple[str, ...]:
+    """The names of all policies, in alphabetical order."""
+    return tuple(sorted(_CONFIGS))
+
+
+def build(spec: "str | Mapping[str, object] | PolicyConfig") -> Policy:
+    """The policy meant by `spec`, in its initial state.
+
+    `spec` is a name ("goodput"), a shorthand ("static:ngram:4"), a mapping with "kind", or a
+    config model. Raises `UnknownName` for a name, `ConfigError` for a setting that does not exist
+    or cannot have its value; both name the nearest valid one.
+    """
+    return parse(spec).build()
+
+
+def parse(spec: "str | Mapping[str, object] | PolicyConfig") -> PolicyConfig:
+    """The validated config meant by `spec`; see `build`."""
+    if isinstance(spec, PolicyConfig):
+        return spec
+    if isinstance(spec, str):
+        kind, colon, text = spec.partition(":")
+        config = _config(kind)
+        return _validate(config, config.from_text(text) if colon else {})
+    if not isinstance(spec, Mapping):
+        raise ConfigError(
+            f"policy given as {type(spec).__name__}: use a name, a mapping or a config model"
+        )
+    settings = dict(spec)
+    kind_given = settings.pop("kind", None)
+    if not isinstance(kind_given, str):
+        raise ConfigError(f'policy {dict(spec)!r} has no "kind"; it is one of {list(names())}')
+    return _validate(_config(kind_given), settings)
+
+
+PolicySpec = Annotated[SerializeAsAny[PolicyConfig], BeforeValidator(parse)]
+"""The type of a policy field in another pydantic model: accepts all that `build` accepts."""
+
+
+def _config(kind: str) -> type[PolicyConfig]:
+    if kind not in _CONFIGS:
+        raise UnknownName(f"no policy is called {kind!r}; {_nearest(kind, names())}")
+    return _CONFIGS[kind]
+
+
+def _validate(config: type[PolicyConfig], settings: Mapping[str, object]) -> PolicyConfig:
+    known = [name for name in config.model_fields if name != "kind"]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(
+                f"{config.__name__} has no setting {name!r}; {_nearest(str(name), known)}"
+            )
+    try:
+        return config.model_validate(dict(settings))
+    except ValidationError as error:
+        raise ConfigError(f"{config.__name__}: {_first_line(error)}") from error
+
+
+def _nearest(name: str, valid: Iterable[str]) -> str:
+    valid = sorted(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
+    return f"did you mean {close[0]!r}? Valid: {valid}" if close else "it has none"
+
+
+def _first_line(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'settings'}={item['input']!r}: {item['msg']}"
+        for item in error.errors(include_url=False)
+    )

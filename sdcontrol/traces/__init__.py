@@ -1,0 +1,1 @@
+"""Recorded runs: written, read, replayed."""
