@@ -57,7 +57,8 @@ clean:
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	    echo "Python 3.11 or newer is needed; $(PYTHON) is \"$$($(PYTHON) --version 2>&1)\"." \
+	    echo "Python 3.11 or newer is needed; $(PYTHON) is" \
+	         "$$($(PYTHON) --version 2>/dev/null || echo missing)." \
 	         "Name another one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "==> setup: installing into .venv (once; minutes, and gigabytes where torch comes with CUDA)"
 	@$(PYTHON) -m venv .venv

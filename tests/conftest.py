@@ -39,9 +39,8 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> None:
-    """The models of the tests are too small for more, and several processes share the cores."""
+def pytest_runtest_setup() -> None:
+    """One torch thread: the tests' models are too small for more, and processes share cores."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)

@@ -128,6 +128,7 @@ def test_a_shared_prefix_is_the_same_blocks_and_costs_none() -> None:
     assert pool.free_blocks == free
     pool.check_integrity([owner, guest])
     pool.release(owner)
+    assert (owner.blocks, owner.num_shareable) == ([], 0)
     assert pool.free_blocks == free
     pool.check_integrity([guest])
 
@@ -240,6 +241,15 @@ def test_requests_that_grow_in_turn_stay_contiguous() -> None:
         for table in tables:
             pool.extend(table, num_tokens, expected_tokens=16 * BLOCK_SIZE)
     assert pool.free_blocks == 0
+    assert all(is_contiguous(table) for table in tables)
+
+
+def test_requests_that_expect_more_than_there_is_still_start_far_apart() -> None:
+    pool = BlockPool(1 + 8 * 32, BLOCK_SIZE)
+    tables = [BlockTable() for _ in range(8)]
+    for num_tokens in range(1, 12 * BLOCK_SIZE + 1):
+        for table in tables:
+            pool.extend(table, num_tokens, expected_tokens=50 * BLOCK_SIZE)
     assert all(is_contiguous(table) for table in tables)
 
 

@@ -18,6 +18,7 @@ BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
 SHELLS = {"console", "sh", "bash", "shell"}
+HISTORY = {"CHANGELOG.md", "log.md"}  # may name what is gone
 GETS_THE_REPOSITORY = ("git clone ", "cd ")
 
 
@@ -92,6 +93,13 @@ def test_documents_link_to_what_exists() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)", document.read_text("utf-8")):
             exists = "://" in target or (document.parent / target).exists()
             assert exists, f"{document.name} links to {target}"
+
+
+def test_documents_name_files_that_exist() -> None:
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        named = re.findall(r"`((?:sdcontrol|tests|benchmarks)/[\w/]+\.\w+)`", document.read_text())
+        missing = [path for path in named if not (ROOT / path).exists()]
+        assert document.name in HISTORY or not missing, f"{document.name} names {missing}"
 
 
 def test_releases_stand_in_the_changelog_newest_first() -> None:

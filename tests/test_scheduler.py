@@ -16,11 +16,20 @@ BLOCK_SIZE = 4
 
 
 def make_request(
-    name: str, num_tokens: int, max_tokens: int, **settings: object
+    name: str,
+    num_tokens: int,
+    max_tokens: int,
+    *,
+    shareable: bool = True,
+    recompute_tail_tokens: int = 0,
 ) -> ScheduledRequest:
-    keys = block_keys([7] * num_tokens, BLOCK_SIZE, [])
     return ScheduledRequest(
-        id=name, num_tokens=num_tokens, max_tokens=max_tokens, keys=keys, **settings
+        id=name,
+        num_tokens=num_tokens,
+        max_tokens=max_tokens,
+        keys=block_keys([7] * num_tokens, BLOCK_SIZE, []),
+        shareable=shareable,
+        recompute_tail_tokens=recompute_tail_tokens,
     )
 
 
@@ -193,6 +202,30 @@ def test_a_request_is_not_admitted_when_those_that_run_will_need_its_blocks() ->
         scheduler.submit(make_request("b", 6, 8, shareable=False))
         scheduler.next_batch()
         assert len(scheduler.running) == num_running
+
+
+@pytest.mark.parametrize(("max_tokens", "is_admitted"), [(16, True), (17, False)])
+def test_room_is_kept_only_for_requests_that_can_grow(max_tokens: int, is_admitted: bool) -> None:
+    """8 usable blocks, 4 held by the first; the second needs 4."""
+    scheduler = make_scheduler(num_blocks=9)
+    scheduler.submit(make_request("a", 14, max_tokens, shareable=False))
+    run_step(scheduler)
+    scheduler.submit(make_request("b", 13, 16, shareable=False))
+    scheduler.next_batch()
+    assert (len(scheduler.running) == 2) == is_admitted
+
+
+@pytest.mark.parametrize(("max_tokens", "is_admitted"), [(8, True), (9, False)])
+def test_a_request_is_admitted_only_with_room_for_the_token_after_its_prompt(
+    max_tokens: int, is_admitted: bool
+) -> None:
+    """5 usable blocks, 3 held for good by the first; the second's prompt fills the other 2."""
+    scheduler = make_scheduler(num_blocks=6)
+    scheduler.submit(make_request("a", 10, 12, shareable=False))
+    run_step(scheduler)
+    scheduler.submit(make_request("b", 8, max_tokens, shareable=False))
+    scheduler.next_batch()
+    assert (len(scheduler.running) == 2) == is_admitted
 
 
 def test_the_youngest_is_preempted_and_computes_prompt_and_output_again() -> None:
@@ -415,7 +448,7 @@ class Histories(RuleBasedStateMachine):
         assert all(row.is_decode for row in batch.decoding)
         assert not any(row.is_decode for row in batch.prefilling)
         assert len({row.request.id for row in rows}) == len(rows)
-        assert all(row.request in running for row in rows)
+        assert all(row.request in running and row.num_new_tokens > 0 for row in rows)
         assert not before or before[0] in running
         assert all(
             victim.arrival > request.arrival for victim in batch.preempted for request in running
@@ -471,7 +504,7 @@ class Histories(RuleBasedStateMachine):
         return request.table.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
 
 
-class TestHistories(Histories.TestCase):  # type: ignore[misc]
+class TestHistories(Histories.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 

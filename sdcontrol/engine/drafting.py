@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
+import torch
+from torch import Tensor
 
 from sdcontrol.core import BatchView, Choice, Confidence, Hint, Plan, family_of
 from sdcontrol.engine.drafters.base import ROOT, Draft, Drafter, DraftTask
@@ -21,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 Refine = Callable[[BatchView, Plan, Confidence], Plan]
 NO_DRAFT = Draft()
+_LAW_TOLERANCE = 1e-2  # of the sum of a row: a distribution may be in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,6 @@ class Drafts:
     drafted: tuple[int, ...]  # tokens computed, before anything was cut
     confidence: Confidence | None
     seconds: dict[str, float]  # by family
-    faults: tuple[str, ...] = ()
 
     @staticmethod
     def none(num_requests: int) -> "Drafts":
@@ -48,6 +50,7 @@ class Drafting:
         *,
         vocab_size: int,
         allow_trees: bool,
+        max_draft_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._drafters: dict[str, Drafter] = {}
@@ -57,6 +60,8 @@ class Drafting:
             self._drafters[drafter.family] = drafter
         self._vocab_size = vocab_size
         self._allow_trees = allow_trees
+        self._max_draft_tokens = max_draft_tokens
+        self._faults: list[str] = []
         self._clock = clock
         self.quarantined: dict[str, str] = {}  # family: why
 
@@ -68,6 +73,11 @@ class Drafting:
     def reinstate(self, family: str) -> None:
         """Let a quarantined family draft again."""
         self.quarantined.pop(family, None)
+
+    def take_faults(self) -> tuple[str, ...]:
+        """The quarantines since the last call."""
+        faults, self._faults = tuple(self._faults), []
+        return faults
 
     def start(self, request: Request) -> None:
         """A request begins."""
@@ -93,6 +103,7 @@ class Drafting:
         def ask(drafter: Drafter) -> None:
             for arm in drafter.arms_for(request):
                 hint = drafter.hint(request, arm)
+                check_offer(drafter, arm, hint)
                 arms.append(arm)
                 if hint is not None:
                     hints[arm] = hint
@@ -107,18 +118,17 @@ class Drafting:
         """Draft what `plan` asks for; `refine` may shorten it on the way."""
         session = _Session(view, plan, refine)
         seconds: dict[str, float] = {}
-        faults: list[str] = []
         for family, rows in _rows_by_family(plan).items():
             started = self._clock()
             drafter = self._drafters[family]
-            tasks = [_task(requests[row], plan.choices[row]) for row in rows]
+            tasks = [self._task(requests[row], plan.choices[row]) for row in rows]
             try:
                 session.take(rows, self._checked(drafter, tasks, session.keeper(rows)))
             except Exception as error:
-                faults.append(self._quarantine(family, error))
+                self._quarantine(family, error)
                 session.drop(rows)
             seconds[family] = self._clock() - started
-        return session.close(seconds, tuple(faults))
+        return session.close(seconds)
 
     def _checked(
         self,
@@ -142,11 +152,16 @@ class Drafting:
             except Exception as error:
                 self._quarantine(family, error)
 
-    def _quarantine(self, family: str, error: Exception) -> str:
+    def _task(self, request: Request, choice: Choice) -> DraftTask:
+        assert choice.drafter is not None
+        most = min(choice.num_draft_tokens, self._max_draft_tokens)
+        return DraftTask(request, choice.drafter, most)
+
+    def _quarantine(self, family: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
         self.quarantined[family] = reason
         log.warning("drafter_quarantined", family=family, reason=reason)
-        return f"drafter {family} quarantined: {reason}"
+        self._faults.append(f"drafter {family} quarantined: {reason}")
 
 
 class _Session:
@@ -174,14 +189,14 @@ class _Session:
     def drop(self, rows: Sequence[int]) -> None:
         self.take(rows, [NO_DRAFT] * len(rows))
 
-    def close(self, seconds: dict[str, float], faults: tuple[str, ...]) -> Drafts:
+    def close(self, seconds: dict[str, float]) -> Drafts:
         drafted = tuple(len(draft.tokens) for draft in self._drafts)
         confidence = self._confidence()
         if confidence is not None:
             self._shorten()
         kept = zip(self._drafts, self._limits, strict=True)
         drafts = tuple(draft.truncated(limit) for draft, limit in kept)
-        return Drafts(drafts, drafted, confidence, seconds, faults)
+        return Drafts(drafts, drafted, confidence, seconds)
 
     def _shorten(self) -> None:
         """Ask the planner; a longer answer than the plan's counts as the plan's."""
@@ -202,9 +217,19 @@ def _rows_by_family(plan: Plan) -> dict[str, list[int]]:
     return rows
 
 
-def _task(request: Request, choice: Choice) -> DraftTask:
-    assert choice.drafter is not None
-    return DraftTask(request, choice.drafter, choice.num_draft_tokens)
+def check_offer(drafter: Drafter, arm: str, hint: Hint | None) -> None:
+    """Raise `DrafterFault` unless `arm` is one of the drafter's, and `hint` can be true."""
+    if arm not in drafter.arms or family_of(arm) != drafter.family:
+        raise DrafterFault(f"{arm!r} is none of the arms {drafter.arms}")
+    if hint is None:
+        return
+    if not isinstance(hint, Hint):
+        raise DrafterFault(f"a hint is a {type(hint).__name__}; return a Hint or None")
+    counts = (hint.max_draft_tokens, hint.match_tokens, hint.catch_up_tokens)
+    if any(count is not None and count < 0 for count in counts):
+        raise DrafterFault(f"{hint}: counts of tokens are at least 0")
+    if hint.confidence is not None and not 0.0 <= hint.confidence <= 1.0:
+        raise DrafterFault(f"{hint}: a confidence lies in [0, 1]")
 
 
 def check_draft(draft: Draft, task: DraftTask, *, vocab_size: int, allow_trees: bool) -> None:
@@ -219,10 +244,22 @@ def check_draft(draft: Draft, task: DraftTask, *, vocab_size: int, allow_trees: 
         )
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in draft.tokens):
         raise DrafterFault(f"a draft token is no int in [0, {vocab_size}): {draft.tokens}")
+    if not all(0.0 <= belief <= 1.0 for belief in draft.confidence):
+        raise DrafterFault(f"confidences {draft.confidence} do not all lie in [0, 1]")
     if not all(ROOT <= parent < index for index, parent in enumerate(draft.parents)):
         raise DrafterFault(f"parents {draft.parents} do not stand before their children")
     if len(set(zip(draft.parents, draft.tokens, strict=True))) != nodes:
         raise DrafterFault("two siblings draft the same token")
     if not allow_trees and not draft.is_chain:
         raise DrafterFault("this verification takes chains only, and the draft is a tree")
+    if draft.distribution is not None:
+        _check_distribution(draft.distribution, nodes, vocab_size)
+
+
+def _check_distribution(law: Tensor, nodes: int, vocab_size: int) -> None:
+    if law.shape != (nodes, vocab_size):
+        raise DrafterFault(f"distribution of shape {tuple(law.shape)}, not {(nodes, vocab_size)}")
+    off_by = (law.sum(dim=-1, dtype=torch.float32) - 1.0).abs()
+    if not bool(((law >= 0.0).all(dim=-1) & (off_by < _LAW_TOLERANCE)).all()):
+        raise DrafterFault("a row of the distribution is negative, NaN, or does not sum to 1")
 

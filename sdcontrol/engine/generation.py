@@ -19,7 +19,16 @@ from sdcontrol.engine.request import Criterion, StopRules
 from sdcontrol.engine.sampling import Processor, RowSampler
 from sdcontrol.errors import ConfigError, UnsupportedGeneration
 
-__all__ = ["Decoding", "check_generation_config", "decoding_of", "prepare_config"]
+__all__ = [
+    "Decoding",
+    "check_generation_config",
+    "decoding_of",
+    "eos_token_ids",
+    "fresh_seed",
+    "prepare_config",
+    "stop_string_criteria",
+    "temperature_of",
+]
 
 # Setting: the values that mean "not asked for", and what to call it.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
@@ -118,7 +127,7 @@ def decoding_of(
     return Decoding(
         RowSampler(processors=prepared, do_sample=do_sample, seed=seed),
         rules,
-        _temperature(config),
+        temperature_of(config),
     )
 
 
@@ -139,7 +148,13 @@ def stop_string_criteria(
     return (StopStringCriteria(tokenizer=tokenizer, stop_strings=list(stop_strings)),)
 
 
-def _temperature(config: GenerationConfig) -> float:
+def temperature_of(config: GenerationConfig) -> float:
+    """0 when greedy."""
     if not config.do_sample:
         return 0.0
     return 1.0 if config.temperature is None else float(config.temperature)
+
+
+def fresh_seed() -> int:
+    """A seed from torch's global generator, so that `torch.manual_seed` governs it."""
+    return int(torch.randint(0, 2**62, ()).item())

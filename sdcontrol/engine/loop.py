@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Self
 
 import structlog
-import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner, family_of
@@ -25,11 +24,12 @@ from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
 from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
 from sdcontrol.engine.drafting import Drafting, Drafts
-from sdcontrol.engine.generation import Decoding, decoding_of, prepare_config
+from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.request import FinishReason, Request, TokenEvent
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
+from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import Verdict, Verifier, build_verifier
 from sdcontrol.errors import ConfigError, EngineClosed, RequestRefused
 from sdcontrol.scheduling.blocks import BlockPool
@@ -74,15 +74,18 @@ class Engine:
             built,
             vocab_size=self.runner.vocab_size,
             allow_trees=self.verifier.supports_trees,
+            max_draft_tokens=self.config.max_draft_tokens,
         )
         self._position_limit = max_positions(self.model)
         self._live: dict[str, Request] = {}
         self._events: list[TokenEvent] = []
         self._arrivals: deque[Request] = deque()
-        self._cancels: deque[str] = deque()
+        self._cancels: deque[Request] = deque()
+        self._ended: list[Request] = []  # with the last step
+        self._faults: list[str] = []  # of the current step
         self._lock = threading.Lock()
         self._num_submitted = 0
-        self._num_steps = 0
+        self.stats = EngineStats()
         self._is_closed = False
         self._observe_seconds = 0.0
         self._free_kv_tokens = 0
@@ -131,7 +134,7 @@ class Engine:
             self.model,
             config,
             tokens,
-            seed=_fresh_seed() if seed is None else seed,
+            seed=fresh_seed() if seed is None else seed,
             processors=processors,
             stop_strings=stop_strings,
             tokenizer=self.tokenizer,
@@ -169,10 +172,10 @@ class Engine:
     def cancel(self, request_id: str) -> bool:
         """End a request with the next step; False where no such request is live."""
         with self._lock:
-            if request_id not in self._live:
-                return False
-            self._cancels.append(request_id)
-            return True
+            request = self._live.get(request_id)
+            if request is not None:
+                self._cancels.append(request)
+            return request is not None
 
     @property
     def has_work(self) -> bool:
@@ -183,10 +186,8 @@ class Engine:
         """Step until nothing is left to do; the finished requests by id."""
         finished: dict[str, Request] = {}
         while self._live:
-            before = dict(self._live)
             self.step()
-            ended = before.keys() - self._live.keys()
-            finished.update({request_id: before[request_id] for request_id in ended})
+            finished.update({request.id: request for request in self._ended})
         return finished
 
     def take_events(self) -> list[TokenEvent]:
@@ -216,12 +217,13 @@ class Engine:
     def step(self) -> Observation:
         """Decode one step; an empty observation where there is nothing to do."""
         self._check_open()
+        self._ended = []
         clock = StepClock()
         self._take_inbox()
         batch = Batch(self._next_batch(), self._live)
         view = self._view(batch)
         clock.lap("overhead")
-        plan, faults = self._plan(view)
+        plan = self._plan(view)
         clock.lap("controller")
         drafts = self._propose(view, plan, batch)
         clock.lap("draft")
@@ -239,7 +241,7 @@ class Engine:
             timing=clock.timing(drafts.seconds, self._observe_seconds),
             accepted_nodes=accepted_nodes(batch.decoding, verdicts),
             confidence=drafts.confidence,
-            faults=(*faults, *drafts.faults),
+            faults=self._take_faults(),
         )
         self._observe(observation)
         return observation
@@ -253,10 +255,10 @@ class Engine:
             request.update_keys(self.config.block_size)
             self.scheduler.submit(request.scheduled)
             self.drafting.start(request)
-        for request_id in cancels:
-            if request_id in self._live:
-                self.scheduler.cancel(request_id)
-                self._end(self._live[request_id], (), "cancelled")
+        for request in cancels:
+            if request.finish_reason is None:
+                self.scheduler.cancel(request.id)
+                self._end(request, (), "cancelled")
 
     def _next_batch(self) -> ScheduledBatch:
         scheduled = self.scheduler.next_batch()
@@ -264,25 +266,26 @@ class Engine:
             request = self._live[lost.id]
             request.lose_cache()
             self.drafting.lose_cache(request)
+            self._host.forget(request.id)
             log.info("request_preempted", request=lost.id, tokens=lost.num_tokens)
         self._free_kv_tokens = self.scheduler.free_draft_tokens(scheduled)
         return scheduled
 
     def _view(self, batch: Batch) -> BatchView:
         offered = None if self.planner is None else self.drafting
-        return batch.view(self._num_steps, self._free_kv_tokens, offered)
+        return batch.view(self.stats.steps, self._free_kv_tokens, offered)
 
-    def _plan(self, view: BatchView) -> tuple[Plan, tuple[str, ...]]:
+    def _plan(self, view: BatchView) -> Plan:
         """The planner's answer, or no drafts where it fails: a bad plan costs one plain step."""
         if self.planner is None or not view.requests:
-            return Plan.off(view), ()
+            return Plan.off(view)
         try:
             plan = self.planner.plan(view)
             plan.check(view)
         except Exception as error:
-            log.warning("plan_refused", step=view.step, error=repr(error))
-            return Plan.off(view, "planner failed"), (f"planner failed: {error!r}",)
-        return plan, ()
+            self._planner_failed("plan", error)
+            return Plan.off(view, "planner failed")
+        return plan
 
     def _propose(self, view: BatchView, plan: Plan, batch: Batch) -> Drafts:
         if plan.is_off:
@@ -298,10 +301,20 @@ class Engine:
     def _refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
         assert self.planner is not None
         try:
-            return self.planner.refine(view, plan, confidence)
+            refined = self.planner.refine(view, plan, confidence)
+            refined.check(view)
         except Exception as error:
-            log.warning("refinement_refused", step=view.step, error=repr(error))
+            self._planner_failed("refine", error)
             return plan
+        return refined
+
+    def _planner_failed(self, verb: str, error: Exception) -> None:
+        log.warning("planner_failed", verb=verb, step=self.stats.steps, error=repr(error))
+        self._faults.append(f"planner failed to {verb}: {error!r}")
+
+    def _take_faults(self) -> tuple[str, ...]:
+        faults, self._faults = (*self._faults, *self.drafting.take_faults()), []
+        return faults
 
     def _verify(self, batch: Batch) -> list[Verdict]:
         if not batch.pieces:
@@ -333,15 +346,20 @@ class Engine:
         request.finish_reason = reason
         self._events.append(TokenEvent(request.id, tokens, reason))
         self.drafting.finish(request)
+        self._host.forget(request.id)
+        self._ended.append(request)
         with self._lock:
             del self._live[request.id]
 
     def _observe(self, observation: Observation) -> None:
-        self._num_steps += 1
+        self.stats.add(observation)
         if self.planner is None:
             return
         started = time.perf_counter()
-        self.planner.observe(observation)
+        try:
+            self.planner.observe(observation)
+        except Exception as error:
+            self._planner_failed("observe", error)  # stands among the faults of the next step
         self._observe_seconds = time.perf_counter() - started
 
     # ---- checks
@@ -389,6 +407,3 @@ class Engine:
             raise ConfigError("a text prompt needs a tokenizer; pass Engine(..., tokenizer=...)")
         return list(self.tokenizer(prompt)["input_ids"])
 
-
-def _fresh_seed() -> int:
-    return int(torch.randint(0, 2**62, ()).item())

@@ -6,8 +6,9 @@ Knows nothing of sampling, drafts or requests.
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from inspect import signature
+from typing import cast
 
-from torch import Tensor
+from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
@@ -82,7 +83,7 @@ def _of_row(processor: Processor, row: int, num_rows: int) -> Processor:
         cut.prompt_ignore_length = cut.prompt_ignore_length[row : row + 1]
     elif isinstance(cut, hf.EncoderRepetitionPenaltyLogitsProcessor):
         source = row * len(cut.encoder_input_ids) // num_rows
-        cut.encoder_input_ids = cut.encoder_input_ids[source : source + 1]
+        cut.encoder_input_ids = cast(LongTensor, cut.encoder_input_ids[source : source + 1])
     elif isinstance(cut, hf.EncoderNoRepeatNGramLogitsProcessor):
         cut.generated_ngrams = [cut.generated_ngrams[row * cut.batch_size // num_rows]]
         cut.batch_size = 1

@@ -132,36 +132,39 @@ def _sample_last_tokens(walks: Sequence[_SampledWalk]) -> None:
     """Fill `walk.next_token`: from max(p - q, 0) after a rejection, else from p; one copy."""
     rejected = [walk for walk in walks if walk.was_rejected]
     complete = [walk for walk in walks if not walk.was_rejected]
-    parts = [
-        _sample_with(rejected, [_residual(walk) for walk in rejected], RESIDUAL),
-        _sample_with(complete, [walk.scores[walk.logits_row] for walk in complete], TARGET),
-    ]
-    tokens = torch.cat([part for part in parts if part is not None]).tolist() if walks else []
+    parts = []
+    if rejected:
+        parts.append(_sample(rejected, _residual_scores(rejected), RESIDUAL))
+    if complete:
+        parts.append(_sample(complete, _last_scores(complete), TARGET))
+    tokens = torch.cat(parts).tolist() if parts else []
     for walk, token in zip((*rejected, *complete), tokens, strict=True):
         check_sample(token)
         walk.next_token = token
 
 
-def _sample_with(
-    walks: Sequence[_SampledWalk], scores: Sequence[Tensor], stream: int
-) -> Tensor | None:
-    if not walks:
-        return None
+def _sample(walks: Sequence[_SampledWalk], scores: Tensor, stream: int) -> Tensor:
     seeds = [walk.task.sampler.seed for walk in walks]
-    return gumbel_argmax(torch.stack(list(scores)), seeds, [w.position for w in walks], stream)
+    return gumbel_argmax(scores, seeds, [walk.position for walk in walks], stream)
 
 
-def _residual(walk: _SampledWalk) -> Tensor:
-    """Scores of the law that replaces the rejected token, `[vocab]`.
+def _last_scores(walks: Sequence[_SampledWalk]) -> Tensor:
+    return torch.stack([walk.scores[walk.logits_row] for walk in walks])
+
+
+def _residual_scores(walks: Sequence[_SampledWalk]) -> Tensor:
+    """Scores `[n, vocab]` of the laws that replace the rejected tokens.
 
     p itself where rounding leaves nothing of max(p - q, 0).
     """
-    child = walk.node + 1
-    p = walk.scores[walk.logits_row].softmax(dim=-1)
-    if walk.draft.distribution is None:
-        left = p.clone()
-        left[walk.draft.tokens[child]] = 0.0
-    else:
-        left = (p - walk.draft.distribution[child].to(p)).clamp_min(0.0)
+    p = _last_scores(walks).softmax(dim=-1)
+    q = torch.zeros_like(p)
+    for index, walk in enumerate(walks):
+        child = walk.node + 1
+        if walk.draft.distribution is None:
+            q[index, walk.draft.tokens[child]] = 1.0
+        else:
+            q[index] = walk.draft.distribution[child]
+    left = (p - q).clamp_min_(0.0)
     # NaN stays NaN either way, and is found when sampled.
-    return torch.where(left.sum() > 0.0, left, p).log()
+    return torch.where(left.sum(dim=-1, keepdim=True) > 0.0, left, p).log_()

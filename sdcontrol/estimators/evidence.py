@@ -8,13 +8,14 @@ Knows nothing of estimates, except for the calibrated acceptance `c` of tokens t
 then trimmed: leaving those out would leave the confident ones only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.core import FloatArray, Observation
+from sdcontrol.estimators.hints import NO_LIMIT, bucket_of
 
 __all__ = ["Calibrated", "Evidence", "gather", "tested_confidence"]
 
@@ -29,6 +30,7 @@ class Evidence:
 
     rows: IntArray  # [entries], of the view
     arms: tuple[str, ...]  # [entries]
+    buckets: IntArray  # [entries], of what the hint said
     tested: FloatArray  # [entries, K], the weight of a known outcome, else 0
     accepted: FloatArray  # [entries, K], at most `tested`
 
@@ -41,11 +43,16 @@ def gather(
     Entries of arms in `trees` count nodes instead of positions: whatever was proposed was tested.
     """
     used = _used(observation)
-    shadowed = [entry for entry in _shadowed(observation) if entry[1] != used.get(entry[0])]
-    rows = np.array([*used, *(entry[0] for entry in shadowed)], dtype=np.intp)
-    arms = (*used.values(), *(entry[1] for entry in shadowed))
-    proposed = [*(observation.proposed[row] for row in used), *(entry[2] for entry in shadowed)]
-    accepted = [*(observation.accepted[row] for row in used), *(entry[3] for entry in shadowed)]
+    rows, arms = list(used), list(used.values())
+    proposed = [observation.proposed[row] for row in rows]
+    accepted = [observation.accepted[row] for row in rows]
+    for arm, counts in observation.shadow.items():
+        for row, known, matched in _shadowed(observation, arm, counts):
+            if used.get(row) != arm:
+                rows.append(row)
+                arms.append(arm)
+                proposed.append(known)
+                accepted.append(matched)
     tested, hits = _chains(np.array(proposed, np.intp), np.array(accepted, np.intp), depth)
     for entry, (row, arm) in enumerate(used.items()):
         if arm in trees:
@@ -54,7 +61,8 @@ def gather(
             values = observation.confidence[row][observation.proposed[row] : depth]
             rates = calibrated(arm, np.array(values, dtype=float))
             _mark_trimmed(observation.proposed[row], rates, tested[entry], hits[entry])
-    return Evidence(rows, arms, tested, hits)
+    buckets = _buckets(observation, rows, arms)
+    return Evidence(np.array(rows, np.intp), tuple(arms), buckets, tested, hits)
 
 
 def tested_confidence(observation: Observation, arm: str) -> tuple[FloatArray, NDArray[np.bool_]]:
@@ -83,22 +91,27 @@ def _used(observation: Observation) -> dict[int, str]:
     }
 
 
-def _shadowed(observation: Observation) -> list[tuple[int, str, int, int]]:
-    """(row, arm, known, accepted) of drafters that were scored without being used.
+def _buckets(observation: Observation, rows: list[int], arms: list[str]) -> IntArray:
+    requests = observation.view.requests
+    hints = (requests[row].hints.get(arm) for row, arm in zip(rows, arms, strict=True))
+    return np.array([0 if hint is None else bucket_of(hint) for hint in hints], dtype=np.intp)
+
+
+def _shadowed(
+    observation: Observation, arm: str, counts: tuple[int | None, ...]
+) -> Iterator[tuple[int, int, int]]:
+    """(row, known, matched) of a drafter that was scored without being used.
 
     Only emitted tokens are known: a shadow that matches all of them is censored there.
     """
-    entries = []
-    for arm, counts in observation.shadow.items():
-        for row, accepted in enumerate(counts):
-            if accepted is not None:
-                hint = observation.view.requests[row].hints.get(arm)
-                limit = None if hint is None else hint.max_draft_tokens
-                known = max(observation.emitted[row], accepted)
-                known = known if limit is None else min(known, limit)
-                if known > 0:
-                    entries.append((row, arm, known, min(accepted, known)))
-    return entries
+    requests, emitted = observation.view.requests, observation.emitted
+    for row, matched in enumerate(counts):
+        if matched is not None:
+            hint = requests[row].hints.get(arm)
+            limit = NO_LIMIT if hint is None else hint.max_draft_tokens
+            known = min(max(emitted[row], matched), NO_LIMIT if limit is None else limit)
+            if known > 0:
+                yield row, known, min(matched, known)
 
 
 def _chains(proposed: IntArray, accepted: IntArray, depth: int) -> tuple[FloatArray, FloatArray]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sdcontrol.core import FloatArray, Observation, family_of
-from sdcontrol.estimators.price import catch_up_tokens, round_kv_tokens
+from sdcontrol.estimators.price import catch_up_tokens, sparse_budget
 
 __all__ = ["DraftLoad", "VerifyLoad", "draft_loads", "verify_load"]
 
@@ -44,19 +44,26 @@ def verify_load(observation: Observation) -> VerifyLoad:
 
 def draft_loads(observation: Observation) -> dict[str, DraftLoad]:
     """What the drafting of this step computed and read, by family."""
-    rows: dict[str, list[tuple[int, int]]] = defaultdict(list)
     view, plan = observation.view, observation.plan
-    for request, choice, drafted in zip(
-        view.requests, plan.choices, observation.drafted, strict=True
-    ):
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, (choice, drafted) in enumerate(zip(plan.choices, observation.drafted, strict=True)):
         if choice.drafter is not None and drafted > 0:
-            kv_tokens = round_kv_tokens(request, choice.drafter)
-            rows[family_of(choice.drafter)].append((drafted, kv_tokens))
-    lagging = catch_up_tokens(view, plan) if rows else {}
-    return {family: _rounds(pairs, lagging.get(family, 0)) for family, pairs in rows.items()}
+            rows[choice.drafter].append(row)
+    if not rows:
+        return {}
+    arms: dict[str, list[tuple[FloatArray, FloatArray]]] = defaultdict(list)
+    for arm, members in rows.items():
+        depths = np.array([observation.drafted[row] for row in members], dtype=float)
+        kv_tokens = np.array([view.requests[row].context_tokens for row in members], dtype=float)
+        budget = sparse_budget(arm)
+        read = kv_tokens if budget is None else np.minimum(kv_tokens, budget)
+        arms[family_of(arm)].append((depths, read))
+    lagging = catch_up_tokens(view, plan)
+    return {family: _rounds(parts, lagging.get(family, 0)) for family, parts in arms.items()}
 
 
-def _rounds(pairs: list[tuple[int, int]], catch_up: int) -> DraftLoad:
-    depths, kv_tokens = np.array(pairs, dtype=float).T
-    still_drafting = depths[None, :] >= np.arange(1, int(depths.max()) + 1)[:, None]
+def _rounds(parts: list[tuple[FloatArray, FloatArray]], catch_up: int) -> DraftLoad:
+    depths = np.concatenate([part[0] for part in parts])
+    kv_tokens = np.concatenate([part[1] for part in parts])
+    still_drafting = depths >= np.arange(1, int(depths.max()) + 1)[:, None]
     return DraftLoad(still_drafting.sum(axis=1).astype(float), still_drafting @ kv_tokens, catch_up)

@@ -101,7 +101,7 @@ class OnlineRegression:
 
 def _non_negative_solution(precision: FloatArray, target: FloatArray) -> FloatArray:
     """argmin of the quadratic with all coefficients at least 0 (drop the negative, solve again)."""
-    solution: FloatArray = np.linalg.solve(precision, target)
+    solution: FloatArray = np.linalg.solve(precision, target).astype(np.float64, copy=False)
     active = solution > 0.0
     while not active.all():
         solution = np.zeros_like(target)

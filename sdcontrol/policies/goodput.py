@@ -1,90 +1,103 @@
-"""Maximise expected tokens per second. First version: greedy by price, refined shortly."""
+"""Maximise expected tokens per second over drafter and length, for all requests jointly.
 
+Knows no engine and no estimator: survival and cost come with the belief. How the best plan is
+found is in `maximise`; this file says what is asked for, and when.
+"""
+
+import math
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from sdcontrol.core import BatchView, Belief, Choice, Confidence, FloatArray, Plan, family_of
+from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
 from sdcontrol.policies.base import Policy, PolicyConfig
+from sdcontrol.policies.maximise import Answer, maximise
+from sdcontrol.policies.probing import Probing
+from sdcontrol.policies.problem import Problem, read, read_drafted, to_plan
 
 __all__ = ["Goodput", "GoodputConfig"]
 
+_MEMORY = 0.95  # of the running tokens per second, per step
+
 
 class GoodputConfig(PolicyConfig):
-    """No settings yet."""
+    """No setting needs tuning; `probe_share=0` never tries an arm that is off."""
 
     kind: Literal["goodput"] = "goodput"
+    probe_share: float = Field(default=0.01, ge=0.0, le=0.1)
+    probe_tokens: int = Field(default=3, ge=1)
+    catch_up_horizon_tokens: int = Field(default=64, ge=1)
 
     def build(self) -> "Goodput":
         """The policy."""
-        return Goodput()
+        return Goodput(self.probe_share, self.probe_tokens, self.catch_up_horizon_tokens)
 
 
 class Goodput(Policy):
-    """Maximises gain / step over drafter and length per request."""
+    """Maximises gain / step; beside a prefill chunk, gain - (running tokens per second) * step.
+
+    `probe_share` of the time may go into trying arms that are off, `probe_tokens` at a time. A
+    catch-up is spread over at most `catch_up_horizon_tokens`.
+    """
+
+    def __init__(
+        self,
+        probe_share: float = 0.01,
+        probe_tokens: int = 3,
+        catch_up_horizon_tokens: int = 64,
+    ) -> None:
+        self.catch_up_horizon_tokens = catch_up_horizon_tokens
+        self.probing = Probing(probe_share, probe_tokens)
+        self._tokens = 0.0
+        self._seconds = 0.0
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
-        """The plan of most expected tokens per second."""
-        if not view.requests or not belief.survival:
-            return Plan.off(view, "goodput: nothing to draft")
-        requests = view.requests
-        batch = len(requests)
-        context = np.array([r.context_tokens for r in requests], dtype=float)
-        arms = list(belief.survival)
-        depth = max(rows.shape[1] for rows in belief.survival.values())
-        total = np.arange(batch, batch * (depth + 1) + 1, dtype=float) + view.prefill_tokens
-        verify = np.asarray(belief.cost.verify_seconds(total, float(context.sum()), batch))
-        cumulative = [self._cumulative(view, arm, belief.survival[arm], depth) for arm in arms]
-        price = [
-            float(belief.cost.draft_seconds(family_of(arm), float(batch), float(context.sum())))
-            for arm in arms
-        ]
-        overhead = float(belief.cost.overhead_seconds())
-        rate = batch / (float(verify[0]) + overhead)
-        best: tuple[FloatArray, FloatArray] | None = None
-        for _ in range(3):
-            net = np.stack([g - rate * p / batch * np.arange(depth + 1) for g, p in zip(cumulative, price, strict=True)])
-            arm_of = net.argmax(axis=0)
-            worth = net.max(axis=0)
-            marginal = np.minimum.accumulate(np.diff(worth, axis=1), axis=1)
-            order = np.argsort(-marginal, axis=None, kind="stable")[: view.free_kv_tokens]
-            order = order[marginal.ravel()[order] > -1e8]
-            value = batch + np.concatenate([[0.0], np.cumsum(marginal.ravel()[order])])
-            count = int(np.argmax(value - rate * (verify[: len(value)] + overhead)))
-            taken = np.bincount(order[:count] // depth, minlength=batch)
-            gain = batch + sum(
-                cumulative[arm_of[r, n]][r, n] for r, n in enumerate(taken) if n
-            )
-            step = float(verify[count]) + overhead
-            for a, p in enumerate(price):
-                lengths = [n for r, n in enumerate(taken) if n and arm_of[r, n] == a]
-                step += p * (sum(lengths) / batch)
-            best = (arm_of, taken)
-            if gain / step <= rate * (1 + 1e-9):
-                break
-            rate = gain / step
-        assert best is not None
-        arm_of, taken = best
-        return Plan(
-            tuple(Choice.of(arms[arm_of[r, n]], int(n)) for r, n in enumerate(taken)), "goodput"
-        )
+        """The plan of most expected tokens per second, and now and then a probe."""
+        if not view.requests or not any(rows.shape[1] for rows in belief.survival.values()):
+            return Plan.off(view, "goodput: nothing to draft with")
+        problem = read(view, belief, self.catch_up_horizon_tokens)
+        answer = maximise(problem, self._rate(view, belief))
+        plan = to_plan(problem, view, answer.arm, answer.length, _reason(answer, problem))
+        return self.probing.probe(view, plan, problem) if self.probing.share > 0.0 else plan
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
-        """Unchanged in this version."""
-        return plan
+        """`plan` without the tokens that no longer pay, now that their confidences are known.
 
-    def _cumulative(
-        self, view: BatchView, arm: str, survival: FloatArray, depth: int
-    ) -> FloatArray:
-        rows = np.full((len(view.requests), depth + 1), -1e9)
-        rows[:, 0] = 0.0
-        rows[:, 1 : survival.shape[1] + 1] = np.cumsum(survival, axis=1)
-        for r, request in enumerate(view.requests):
-            limit = min(request.remaining_tokens - 1, survival.shape[1])
-            hint = request.hints.get(arm)
-            if hint is not None and hint.max_draft_tokens is not None:
-                limit = min(limit, hint.max_draft_tokens)
-            if arm not in request.drafters:
-                limit = 0
-            rows[r, max(limit, 0) + 1 :] = -1e9
-        return rows
+        `belief.survival` is conditioned on `confidence`. Rounds already drafted are spent; tokens
+        still cost their verification, and rounds to come their drafting.
+        """
+        drafted = [len(tokens) for tokens in confidence]
+        if plan.is_off or not any(drafted):
+            return plan
+        problem = read_drafted(view, plan, drafted, belief)
+        length = maximise(problem, self._rate(view, belief)).length
+        choices = tuple(
+            choice if choice.drafter is None else Choice.of(choice.drafter, min(n, choice.num_draft_tokens))
+            for choice, n in zip(plan.choices, length.tolist(), strict=True)
+        )
+        return plan if choices == plan.choices else Plan(choices, plan.reason)
+
+    def update(self, observation: Observation) -> None:
+        """Keep the running tokens per second, and what probes may cost."""
+        self.probing.update(observation)
+        seconds = observation.timing.total_seconds
+        if math.isfinite(seconds) and seconds > 0.0:
+            self._tokens = _MEMORY * self._tokens + sum(observation.emitted)
+            self._seconds = _MEMORY * self._seconds + seconds
+
+    def _rate(self, view: BatchView, belief: Belief) -> float | None:
+        """The given price of a second beside a prefill chunk; None elsewhere: find the best."""
+        if not view.prefill_tokens:
+            return None
+        if self._seconds > 0.0:
+            return self._tokens / self._seconds
+        batch = len(view.requests)
+        kv_tokens = float(sum(request.context_tokens for request in view.requests))
+        decode = float(belief.cost.verify_seconds(float(batch), kv_tokens, batch))
+        return batch / (decode + belief.cost.overhead_seconds())
+
+
+def _reason(answer: Answer, problem: Problem) -> str:
+    plain = problem.batch / float(problem.verify[0])
+    return f"goodput: {answer.rate:.4g} tokens/s expected, {plain:.4g} without drafts"

@@ -28,9 +28,13 @@ from sdcontrol.policies.problem import IntArray, Problem
 
 __all__ = ["Answer", "evaluate", "maximise"]
 
-_WORK = 16384  # array elements that ranking caps may touch: prices x caps x requests
-_SOLVED = 4096  # array elements that solving caps may touch: caps x lengths x requests
-_ENOUGH = 1.01  # a rate that grew by less changes the plan's value by its square
+_WORK = 6144  # array elements that ranking caps may touch: prices x caps x requests
+_SOLVED = 512  # array elements that solving caps may touch: caps x lengths x requests
+_PRICES = 6
+_TOTALS = 12
+_SCARCE = np.array([0.1, 0.25, 0.5, 0.75])
+_CLOSE = 1.05
+_ENOUGH = 1.005  # a rate that grew by less changes the plan's value by its square
 
 
 @dataclass(slots=True)
@@ -54,16 +58,20 @@ def maximise(problem: Problem, rate: float | None = None) -> Answer:
     if len(problem.verify) == 1:
         return best
     if rate is not None:
-        answer = _respond(problem, rate)
+        answer, _ = _respond(problem, rate, None)
         worth = answer.gain - best.gain - rate * (answer.seconds - best.seconds)
         return answer if worth > 0.0 else best
     rate = max(_uniform_rate(problem), best.rate)
+    caps: IntArray | None = None
     for _ in range(4):
-        answer = _respond(problem, rate)
+        answer, caps = _respond(problem, rate, caps)
         if answer.rate > best.rate:
             best = answer
-        if best.rate < rate * _ENOUGH:
+        grown = best.rate / rate
+        if 1.0 <= grown < _ENOUGH:
             break
+        if not 1.0 / _CLOSE < grown < _CLOSE:
+            caps = None
         rate = best.rate
     return best
 
@@ -72,17 +80,26 @@ def evaluate(problem: Problem, arm: IntArray, length: IntArray) -> Answer:
     """What `length[r]` tokens by `arm[r]` for every request r are worth."""
     rows = _range(problem.batch)
     families, lengths = problem.round.shape[0], problem.lengths
-    gain = problem.batch + float(np.add.reduce(problem.gain[arm, length, rows]))
+    gain = problem.batch + float(_sum(problem.gain[arm, length, rows]))
     cells = np.bincount(problem.family[arm] * lengths + length, minlength=families * lengths)
     ending = cells.reshape(families, lengths)[:, :0:-1]  # who drafts K, K - 1, ..., 1 tokens
     drafting = np.add.accumulate(ending, axis=1)
-    seconds = float(problem.verify[int(np.add.reduce(length))])
-    seconds += float(problem.round[_range(families)[:, None], drafting].sum())
+    if problem.drafted is not None:  # only rounds to come: columns are rounds K, K - 1, ..., 1
+        drafting = drafting * (_range(lengths)[:0:-1] > problem.drafted[:, None])
+    seconds = float(problem.verify[int(_sum(length))])
+    seconds += float(_sum(problem.round[_column(families), drafting], axis=None))
     if problem.excess is not None:
-        seconds += float(problem.excess[arm, rows] @ length)
+        seconds += float(problem.excess[arm, rows] @ _to_come(problem, problem.family[arm], length))
     if problem.catch_up is not None:
         seconds += float(problem.catch_up[arm, rows] @ (length > 0))
     return Answer(arm, length, gain, seconds)
+
+
+def _to_come(problem: Problem, family: IntArray, length: IntArray) -> IntArray:
+    """Of `length` drafting rounds by `family`, those that are not spent yet."""
+    if problem.drafted is None:
+        return length
+    return np.maximum(length - problem.drafted[family], 0)
 
 
 def _nothing(problem: Problem) -> Answer:
@@ -91,54 +108,45 @@ def _nothing(problem: Problem) -> Answer:
 
 
 def _uniform_rate(problem: Problem) -> float:
-    """The best rate of one arm and one length for all, averages standing for the rest."""
+    """The best rate of one arm and one length for all."""
     batch = problem.batch
-    gain = batch + np.add.reduce(problem.gain, axis=2)  # [arms, lengths]
-    tokens = np.arange(0, min(problem.lengths * batch, len(problem.verify)), batch)
-    rounds = problem.round[problem.family, batch][:, None] * _range(len(tokens))
-    return float((gain[:, : len(tokens)] / (problem.verify[tokens] + rounds)).max())
+    verify = problem.verify[: problem.lengths * batch : batch]  # lengths that the KV slots allow
+    lengths = len(verify)
+    gain = batch + _sum(problem.gain[:, :lengths], axis=2)  # [arms, lengths]
+    rounds = problem.round[problem.family, batch]
+    return float(_max(gain / (verify + rounds[:, None] * _range(lengths)), axis=None))
 
 
-def _respond(problem: Problem, rate: float) -> Answer:
-    """The best plan at a price of `rate` tokens per second."""
-    base, per_request = _round_prices(problem, rate)
-    worth = _worth(problem, rate, per_request)
-    by_family = _best_of_family(problem, worth)
-    caps = _rank_caps(problem, by_family, base, rate)
-    cap, length = _fill(problem, by_family, base, caps, rate)
-    rows = _range(problem.batch)
-    capped = np.minimum(length, cap[problem.family][:, None])  # [arms, requests]
-    arm = worth[_range(len(capped))[:, None], capped, rows].argmax(axis=0)
-    return evaluate(problem, arm, capped[arm, rows])
-
-
-def _round_prices(problem: Problem, rate: float) -> tuple[FloatArray, FloatArray]:
-    """Tokens per round of each family: `base` whoever drafts, and for every request that does."""
+def _respond(problem: Problem, rate: float, caps: IntArray | None) -> tuple[Answer, IntArray]:
+    """The best plan at a price of `rate` tokens per second, and the caps to try next time."""
     batch = problem.batch
-    each = (problem.round[:, batch] - problem.round[:, 1]) / max(batch - 1, 1)
-    return rate * (problem.round[:, 1] - each), rate * each
+    each = (problem.round[:, batch] - problem.round[:, 1]) * (rate / max(batch - 1, 1))
+    base = rate * problem.round[:, 1] - each  # tokens per round, however many draft in it
+    worth = _worth(problem, rate, each)
+    by_family = worth
+    if len(base) < len(problem.family):
+        by_family = np.maximum.reduceat(worth, problem.first, axis=0)
+    if caps is None:
+        caps = _rank_caps(problem, by_family, base, rate)
+    winner, length = _fill(problem, by_family, base, caps, rate)
+    rows = _range(batch)
+    capped = np.minimum(length, caps[winner, problem.family][:, None])  # [arms, requests]
+    arm = worth[_column(len(capped)), capped, rows].argmax(axis=0)
+    return evaluate(problem, arm, capped[arm, rows]), caps
 
 
-def _worth(problem: Problem, rate: float, per_request: FloatArray) -> FloatArray:
+def _worth(problem: Problem, rate: float, each: FloatArray) -> FloatArray:
     """`[arms, lengths, requests]`: tokens gained less drafting, before bases and verification."""
-    price = per_request[problem.family][:, None]
+    price = each[problem.family][:, None]
     if problem.excess is not None:
         price = price + rate * problem.excess
-    worth: FloatArray = problem.gain - price[:, None, :] * _range(problem.lengths)[:, None]
+    rounds = _column(problem.lengths)
+    if problem.drafted is not None:
+        rounds = np.maximum(rounds - problem.drafted[problem.family][:, None, None], 0)
+    worth: FloatArray = problem.gain - price[:, None, :] * rounds
     if problem.catch_up is not None:
         worth[:, 1:] -= rate * problem.catch_up[:, None, :]
     return worth
-
-
-def _best_of_family(problem: Problem, worth: FloatArray) -> FloatArray:
-    """`[families, lengths, requests]`: the best arm of each family at each length."""
-    families = problem.round.shape[0]
-    if families == len(problem.family):
-        return worth
-    best = np.empty((families, *worth.shape[1:]))
-    for f in range(families):
-        np.maximum.reduce(worth[problem.family == f], axis=0, out=best[f])
-    return best
 
 
 def _rank_caps(
@@ -146,97 +154,125 @@ def _rank_caps(
 ) -> IntArray:
     """The most promising caps, `[candidates, families]`."""
     families, lengths, batch = by_family.shape
-    costly = np.flatnonzero(base > 1e-12)
-    if not len(costly):
+    costly = [f for f, tokens in enumerate(base.tolist()) if tokens > 1e-12]
+    if not costly:
         return np.full((1, families), lengths - 1)
-    levels = _levels(lengths, len(costly), _WORK // batch)
-    prices = _token_prices(problem, rate, max(1, _WORK // (batch * len(levels) ** len(costly))))
+    levels, grid = _grid(lengths, len(costly), _WORK // batch)
+    prices = _token_prices(problem, rate, _WORK // (batch * len(grid)))
     # [families, prices, lengths, requests], then the best of at most so many tokens
-    reach = by_family[:, None] - prices[:, None, None] * _range(lengths)[:, None]
+    reach = by_family[:, None] - prices[:, None, None] * _column(lengths)
     np.maximum.accumulate(reach, axis=2, out=reach)
-    free = np.flatnonzero(base <= 1e-12)
-    value = reach[free, :, -1].max(axis=0) if len(free) else np.zeros((len(prices), batch))
-    paid = np.zeros(1)
-    for f in costly:
-        option = reach[f][:, levels]  # [prices, levels, requests]
-        value = np.maximum(value.reshape(len(prices), -1, 1, batch), option[:, None])
-        paid = np.add.outer(paid, base[f] * levels).ravel()
-    bound = np.add.reduce(value, axis=-1).reshape(len(prices), -1) - paid
-    tokens = _edges(problem.verify)
-    # for every total, what caps can be worth is the least over token prices
-    worth = (bound[:, None] + (prices[:, None] * tokens)[:, :, None]).min(axis=0)
-    worth -= rate * problem.verify[tokens][:, None]
-    score = worth.max(axis=0)
+    if len(levels) < lengths:
+        reach = reach[:, :, levels]
+    value = reach[costly[0]]
+    if len(costly) < families:
+        free = [f for f in range(families) if f not in costly]
+        value = np.maximum(value, _max(reach[free, :, -1], axis=0)[:, None])
+    for f in costly[1:]:  # [prices, caps so far, requests]
+        value = np.maximum(value[:, :, None], reach[f][:, None])
+        value = value.reshape(len(prices), -1, batch)
+    paid = grid if problem.drafted is None else np.maximum(grid - problem.drafted[costly], 0)
+    bound = _sum(value, axis=2) - paid @ base[costly]  # [prices, caps]
+    score = bound[0]
+    if len(prices) > 1:
+        totals = _totals(problem.verify)
+        # for every total, what caps can be worth is the least over token prices
+        worth = _min(bound[:, None] + np.multiply.outer(prices, totals)[:, :, None], axis=0)
+        score = _max(worth - rate * problem.verify[totals][:, None], axis=0)
     keep = max(1, min(_SOLVED // (lengths * batch), len(score)))
-    chosen = np.argsort(-score, kind="stable")[:keep]
+    chosen = [int(score.argmax())] if keep == 1 else (-score).argsort(kind="stable")[:keep]
     caps = np.full((keep, families), lengths - 1)
-    caps[:, costly] = levels[np.stack(np.unravel_index(chosen, (len(levels),) * len(costly)), 1)]
+    caps[:, costly] = grid[chosen]
     return caps
 
 
-def _token_prices(problem: Problem, rate: float, num_prices: int) -> FloatArray:
+def _token_prices(problem: Problem, rate: float, most: int) -> FloatArray:
     """Prices of a draft token in tokens: slopes of chords of the verification cost."""
-    last = len(problem.verify) - 1
-    ends = np.unique(np.ceil(np.linspace(0, last, min(num_prices, 6) + 1)).astype(np.int64))[1:]
-    slopes = rate * (problem.verify[ends] - problem.verify[0]) / ends
-    return np.unique(slopes)
-
-
-def _edges(verify: FloatArray) -> IntArray:
-    """Totals of draft tokens after which verification becomes dearer, at most 16 of them."""
-    edges = np.flatnonzero(verify[1:] > verify[:-1])
-    last = len(verify) - 1
-    if len(edges) > 16:
-        edges = edges[:: -(-len(edges) // 16)]
-    return np.append(edges, last)
+    verify, last = problem.verify, len(problem.verify) - 1
+    starts, ends = _spans(last, most)
+    prices: FloatArray = (verify[ends] - verify[starts]) * (rate / (ends - starts))
+    if last < problem.batch * (problem.lengths - 1):  # KV slots are scarce: they have a price too
+        prices = np.concatenate([prices, _SCARCE])
+    return prices
 
 
 @cache
-def _levels(lengths: int, families: int, work: int) -> IntArray:
-    """Caps to consider: all of them where `levels ** families` fits the work, else fewer."""
+def _spans(last: int, most: int) -> tuple[IntArray, IntArray]:
+    """Where chords of the verification cost start and end: the whole, halves, ..."""
+    cuts = [(0, 1), (0.5, 1), (0, 0.5), (0.25, 0.75), (0, 0.25), (0.75, 1)][: max(1, most)]
+    spans = np.array(cuts[:_PRICES]).T * last
+    starts = np.floor(spans[0]).astype(int)
+    return starts, np.maximum(np.ceil(spans[1]).astype(int), starts + 1)
+
+
+@cache
+def _ends(last: int, count: int) -> IntArray:
+    return np.ceil(np.linspace(0, last, count + 1)[1:]).astype(np.int64)
+
+
+def _totals(verify: FloatArray) -> IntArray:
+    """Some totals of draft tokens, each the largest of its price."""
+    totals = verify.searchsorted(verify[_ends(len(verify) - 1, _TOTALS)], "right") - 1
+    return np.maximum(totals, 0)
+
+
+@cache
+def _grid(lengths: int, families: int, work: int) -> tuple[IntArray, IntArray]:
+    """Caps to consider, `[levels]` and `[levels ** families, families]`.
+
+    All lengths where their combinations fit the work, else fewer, denser near zero.
+    """
     count = lengths
     while count > 2 and count**families > work:
         count -= 1
-    if count == lengths:
-        return np.arange(lengths)
-    return np.unique(np.round(np.linspace(0, (lengths - 1) ** 0.5, count) ** 2).astype(np.int64))
+    levels = np.arange(lengths)
+    if count < lengths:
+        levels = np.unique(np.round(np.linspace(0, levels[-1] ** 0.5, count) ** 2).astype(int))
+    axes = np.meshgrid(*[levels] * families, indexing="ij")
+    return levels, np.stack([axis.ravel() for axis in axes], axis=1)
 
 
 def _fill(
     problem: Problem, by_family: FloatArray, base: FloatArray, caps: IntArray, rate: float
-) -> tuple[IntArray, IntArray]:
-    """The best of the caps `[families]`, and the length of every request under it."""
-    lengths, batch = by_family.shape[1:]
+) -> tuple[int, IntArray]:
+    """The index of the best of the caps, and the length of every request under it."""
+    families, lengths, batch = by_family.shape
     capped = np.minimum(caps[:, :, None], _range(lengths))  # [candidates, families, lengths]
-    value = by_family[_range(len(by_family))[:, None], capped].max(axis=1)
+    value = _max(by_family[_column(families), capped], axis=1)
     slope = _envelope_slopes(value)  # [candidates, K, requests]
-    falling = -np.sort(-slope.reshape(len(caps), -1), axis=1)[:, : len(problem.verify) - 1]
+    falling = -slope.reshape(len(caps), -1)
+    falling.sort(axis=1)
     total = np.zeros((len(caps), len(problem.verify)))
-    np.add.accumulate(falling, axis=1, out=total[:, 1:])
-    total -= rate * problem.verify
-    total -= (caps @ base)[:, None]
-    winner, tokens = divmod(int(total.argmax()), total.shape[1])
+    np.add.accumulate(falling[:, : total.shape[1] - 1], axis=1, out=total[:, 1:])
+    total += rate * problem.verify
+    paid = caps if problem.drafted is None else np.maximum(caps - problem.drafted, 0)
+    total += (paid @ base)[:, None]
+    winner, tokens = divmod(int(total.argmin()), total.shape[1])
     if not tokens:
-        return caps[winner], np.zeros(batch, dtype=np.int64)
-    return caps[winner], _take(slope[winner], falling[winner, tokens - 1], tokens)
+        return winner, np.zeros(batch, dtype=np.int64)
+    return winner, _take(slope[winner], -float(falling[winner, tokens - 1]), tokens)
 
 
 def _envelope_slopes(value: FloatArray) -> FloatArray:
     """Slopes of the least concave majorant of `value[c, n, r]` over n, `[c, K, r]`.
 
-    slope[n] = min over i < n of max over k >= n of (value[k] - value[i]) / (k - i)
+    slope[n] = min over m <= n of max over k >= m of (value[k] - value[m - 1]) / (k - m + 1)
     """
     slope = value[:, 1:] - value[:, :-1]
     if not (slope[:, 1:] > slope[:, :-1]).any():
         return slope
-    lengths = value.shape[1]
-    chord = np.full((lengths - 1, *slope.shape), np.inf)  # [i, c, n - 1, r]
-    for i in range(lengths - 1):
-        rise = value[:, :i:-1] - value[:, i : i + 1]  # to k = K, K - 1, ..., i + 1
-        rise /= _range(lengths)[lengths - 1 - i : 0 : -1, None]
-        np.maximum.accumulate(rise, axis=1, out=rise)
-        chord[i, :, i:] = rise[:, ::-1]
-    return np.minimum.reduce(chord, axis=0)
+    start, end, length, first = _chords(value.shape[1])
+    chord = value[:, end] - value[:, start]
+    chord /= length
+    ahead = np.maximum.reduceat(chord, first, axis=1)
+    return np.minimum.accumulate(ahead, axis=1, out=ahead)
+
+
+@cache
+def _chords(lengths: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """All pairs start < end of lengths, sorted; their distances `[pairs, 1]`; where starts begin."""
+    start, end = np.triu_indices(lengths, 1)
+    return start, end, (end - start)[:, None], np.searchsorted(start, np.arange(lengths - 1))
 
 
 def _take(slope: FloatArray, least: float, tokens: int) -> IntArray:
@@ -244,8 +280,8 @@ def _take(slope: FloatArray, least: float, tokens: int) -> IntArray:
 
     Among equal slopes the first requests win, so that the answer does not depend on a sort.
     """
-    length = np.add.reduce(slope >= least, axis=0)
-    while (surplus := int(np.add.reduce(length)) - tokens) > 0:
+    length = _sum(slope >= least, axis=0)
+    while (surplus := int(_sum(length)) - tokens) > 0:
         last = slope[np.maximum(length - 1, 0), _range(len(length))]
         equal = np.flatnonzero((last == least) & (length > 0))
         length[equal[-surplus:]] -= 1
@@ -255,3 +291,13 @@ def _take(slope: FloatArray, least: float, tokens: int) -> IntArray:
 @cache
 def _range(count: int) -> IntArray:
     return np.arange(count)
+
+
+@cache
+def _column(count: int) -> IntArray:
+    return np.arange(count)[:, None]
+
+
+_sum = np.add.reduce
+_max = np.maximum.reduce
+_min = np.minimum.reduce

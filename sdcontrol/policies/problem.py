@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
 from sdcontrol.estimators.price import sparse_budget
 
-__all__ = ["IntArray", "Problem", "read", "to_plan"]
+__all__ = ["IntArray", "Problem", "read", "read_drafted", "to_plan"]
 
 IntArray = NDArray[np.int64]
 
@@ -27,13 +27,15 @@ class Problem:
     """What a maximiser needs to know of one step. Built by `read`, changed by nobody."""
 
     arms: tuple[str, ...]
-    family: IntArray  # [arms], index of the arm's family
+    family: IntArray  # [arms], index of the arm's family; arms of a family are neighbours
+    first: IntArray  # [families], its first arm
     gain: FloatArray  # [arms, lengths, requests]; lengths are 0..K; flat beyond a request's limit
     limit: IntArray | None  # [arms, requests], the most tokens; None: K everywhere
     verify: FloatArray  # [tokens + 1], overhead included; its end is the limit of draft tokens
     round: FloatArray  # [families, requests + 1]
     excess: FloatArray | None  # [arms, requests], seconds per round for reading above-average KV
-    catch_up: FloatArray | None  # [arms, requests], seconds charged to a request that drafts
+    catch_up: FloatArray | None = None  # [arms, requests], seconds charged to one that drafts
+    drafted: IntArray | None = None  # [families], rounds that are already spent; None: none
 
     @property
     def batch(self) -> int:
@@ -54,12 +56,12 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     """
     requests = view.requests
     batch = len(requests)
-    arms = tuple(belief.survival)
+    layout = _layout(tuple(belief.survival))
+    arms = layout.arms
     lengths = 1 + max(rows.shape[1] for rows in belief.survival.values())
     context = np.array([request.context_tokens for request in requests], dtype=np.float64)
     limit, catch_up_tokens = _limits(view, arms, lengths - 1)
-    gain = _gain(belief, lengths, batch, limit)
-    layout = _layout(arms)
+    gain = _gain([belief.survival[arm] for arm in arms], lengths, batch, limit)
     draft_tokens = max(min(batch * (lengths - 1), view.free_kv_tokens), 0)
     tokens = np.arange(batch + view.prefill_tokens, batch + view.prefill_tokens + draft_tokens + 1.0)
     verify = belief.cost.verify_seconds(tokens, float(np.add.reduce(context)), batch)
@@ -73,12 +75,54 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     return Problem(
         arms=arms,
         family=layout.family,
+        first=layout.first,
         gain=gain,
         limit=limit,
         verify=verify + belief.cost.overhead_seconds(),
         round=table,
         excess=excess,
         catch_up=catch_up,
+    )
+
+
+def read_drafted(view: BatchView, plan: Plan, drafted: list[int], belief: Belief) -> Problem:
+    """The problem of how much of `plan` to submit, once `drafted[r]` tokens of it are drafted.
+
+    Every request keeps its arm and may only draft less. Rounds that were drafted are part of the
+    step whatever is submitted; rounds to come have their price.
+    """
+    arms = tuple(dict.fromkeys(c.drafter for c in plan.choices if c.drafter in belief.survival))
+    layout = _layout(tuple(arm for arm in arms if arm is not None))
+    batch, depth = len(view.requests), max(choice.num_draft_tokens for choice in plan.choices)
+    limit = np.zeros((len(layout.arms), batch), dtype=np.int64)
+    rounds = np.zeros(len(layout.families), dtype=np.int64)
+    for r, choice in enumerate(plan.choices):
+        if choice.drafter in layout.arms:
+            a = layout.arms.index(choice.drafter)
+            limit[a, r] = choice.num_draft_tokens
+            rounds[layout.family[a]] = max(rounds[layout.family[a]], drafted[r])
+    context = np.array([request.context_tokens for request in view.requests], dtype=np.float64)
+    rows = [belief.survival[arm][:, :depth] for arm in layout.arms]
+    table, excess = _rounds(belief.cost, layout, context)
+    tokens = np.arange(float(sum(choice.num_draft_tokens for choice in plan.choices)) + 1)
+    verify = belief.cost.verify_seconds(
+        tokens + (batch + view.prefill_tokens), float(np.add.reduce(context)), batch
+    )
+    spent = belief.cost.overhead_seconds()
+    for f, count in enumerate(rounds.tolist()):
+        members = [r for r in range(batch) if limit[layout.family == f, r].any()]
+        for j in range(1, count + 1):
+            spent += float(table[f, sum(drafted[r] >= j for r in members)])
+    return Problem(
+        arms=layout.arms,
+        family=layout.family,
+        first=layout.first,
+        gain=_gain(rows, depth + 1, batch, limit),
+        limit=limit,
+        verify=verify + spent,
+        round=table,
+        excess=excess,
+        drafted=rounds,
     )
 
 
@@ -119,9 +163,11 @@ def _limits(
     return limit, catch_up or None
 
 
-def _gain(belief: Belief, lengths: int, batch: int, limit: IntArray | None) -> FloatArray:
-    gain = np.zeros((len(belief.survival), lengths, batch))
-    for a, rows in enumerate(belief.survival.values()):
+def _gain(
+    survival: list[FloatArray], lengths: int, batch: int, limit: IntArray | None
+) -> FloatArray:
+    gain = np.zeros((len(survival), lengths, batch))
+    for a, rows in enumerate(survival):
         depth = rows.shape[1]
         if limit is None:
             np.add.accumulate(rows.T, axis=0, out=gain[a, 1 : depth + 1])
@@ -141,20 +187,18 @@ def _rounds(
     batch = len(context)
     table = np.zeros((len(layout.families), batch + 1))
     excess: FloatArray | None = None
-    count = np.arange(1.0, batch + 2.0)
-    count[-1] = batch  # the last entry prices a full round over half the KV
+    count, share = _counts(batch)
     for f, (name, members) in enumerate(layout.families.items()):
         reads = [context if b is None else np.minimum(context, b) for _, b in members]
         mean = sum(float(np.add.reduce(rows)) for rows in reads) / (len(reads) * batch)
-        kv_tokens = count * mean
-        kv_tokens[-1] *= 0.5
+        kv_tokens = share * mean
         seconds = np.asarray(cost.draft_seconds(name, count, kv_tokens))
         table[f, 1:] = seconds[:-1] if seconds.ndim else seconds
         per_token = float(seconds[-2] - seconds[-1]) if seconds.ndim else 0.0
         if per_token > 0.0:
-            excess = np.zeros((len(layout.family), batch)) if excess is None else excess
+            excess = np.zeros((len(layout.arms), batch)) if excess is None else excess
             for (a, _), rows in zip(members, reads, strict=True):
-                excess[a] = (rows - mean) * (per_token / max(kv_tokens[-1], 1.0))
+                excess[a] = (rows - mean) * (per_token / (0.5 * batch * mean))
     return table, excess
 
 
@@ -171,19 +215,34 @@ def _catch_up(
     return seconds
 
 
+@cache
+def _counts(batch: int) -> tuple[FloatArray, FloatArray]:
+    """Requests in a round, 1..batch and batch again; the last one reads half the KV."""
+    count = np.append(np.arange(1.0, batch + 1.0), float(batch))
+    return count, np.append(count[:-1], 0.5 * batch)
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """What follows from the arms' names alone."""
 
+    arms: tuple[str, ...]  # grouped by family
     families: dict[str, tuple[tuple[int, int | None], ...]]  # members: arm index and KV budget
     family: IntArray  # [arms]
+    first: IntArray  # [families]
 
 
 @cache
-def _layout(arms: tuple[str, ...]) -> _Layout:
-    names = tuple(dict.fromkeys(map(family_of, arms)))
+def _layout(offered: tuple[str, ...]) -> _Layout:
+    names = tuple(dict.fromkeys(map(family_of, offered)))
+    arms = tuple(sorted(offered, key=lambda arm: names.index(family_of(arm))))
     members = {
         name: tuple((a, sparse_budget(arm)) for a, arm in enumerate(arms) if family_of(arm) == name)
         for name in names
     }
-    return _Layout(members, np.array([names.index(family_of(arm)) for arm in arms]))
+    return _Layout(
+        arms=arms,
+        families=members,
+        family=np.array([names.index(family_of(arm)) for arm in arms]),
+        first=np.array([indices[0][0] for indices in members.values()]),
+    )

@@ -25,6 +25,7 @@ NULL_BLOCK = 0
 """Never handed out: the padding of captured graphs points here."""
 
 _EVICT_AHEAD = 16  # blocks; evicting a few more than needed leaves runs to grow into
+_RUN_BLOCKS = 8  # where a table cannot go on consecutively, a longer run is not worth the search
 _KEY_BYTES = 16
 
 
@@ -142,6 +143,8 @@ class BlockPool:
         for missing in range(needed, 0, -1):
             if not self._is_free[block]:
                 expected = -(-expected_tokens // self._block_size) - len(blocks)
+                if blocks:
+                    expected = min(expected, _RUN_BLOCKS)
                 block = self._start_run(missing, max(missing, expected))
             self._is_free[block] = 0
             self._num_free -= 1
@@ -255,7 +258,7 @@ class BlockPool:
             self._evict_oldest()
         length = expected
         while (start := self._is_free.find(b"\1" * length)) < 0:
-            length //= 2
+            length = length // 2 if length > _RUN_BLOCKS else 1
         return self._is_free.find(0, start) - length
 
     def _evict_oldest(self) -> None:

@@ -38,6 +38,10 @@ class Scorer(Protocol):
         """Queries follow the tokens of a compacted tree."""
         ...
 
+    def forget(self, request_id: str) -> None:
+        """The request ended or lost its cache."""
+        ...
+
 
 @dataclass(slots=True)
 class DraftHost:
@@ -86,6 +90,11 @@ class DraftHost:
         self.target.move(sources, targets)
         if self.scorer is not None:
             self.scorer.move(moves)
+
+    def forget(self, request_id: str) -> None:
+        """A request ended or lost its cache, whether it may draft or not."""
+        if self.scorer is not None:
+            self.scorer.forget(request_id)
 
     def release(self) -> None:
         """Drop every cache."""

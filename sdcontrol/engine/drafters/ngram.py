@@ -18,7 +18,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import chain, islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,18 +72,22 @@ class NgramDrafter(Drafter):
 
     def hint(self, request: DraftRequest, arm: str) -> Hint:
         """What the next `propose` of this step can offer, exactly; `confidence` of its first node."""
-        tracked = self._tracked_of(request)
-        return self._look_up(tracked) if tracked.hint is None else tracked.hint
+        tracked = self._tracked.get(request.id) or self._unknown(request)
+        return tracked.hint or self._look_up(tracked)
 
     def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> Sequence[Draft]:
         """The continuation of each task's longest match, nodes in order of their survival."""
-        return [
-            self._draft(self._tracked_of(task.request), task.num_draft_tokens) for task in tasks
-        ]
+        drafts = []
+        for task in tasks:
+            tracked = self._tracked.get(task.request.id) or self._unknown(task.request)
+            hint = tracked.hint or self._look_up(tracked)
+            num_nodes = min(task.num_draft_tokens, hint.max_draft_tokens or 0)
+            drafts.append(self._draft(tracked, num_nodes) if num_nodes > 0 else _NO_DRAFT)
+        return drafts
 
     def commit(self, request: DraftRequest, num_new_tokens: int) -> None:
         """Index the new tokens, and with the last of them find the next match."""
-        tracked = self._tracked_of(request)
+        tracked = self._tracked.get(request.id) or self._unknown(request)
         tracked.hint = None
         index, tokens = tracked.index, request.tokens
         if num_new_tokens:
@@ -98,37 +102,29 @@ class NgramDrafter(Drafter):
         """Free the request's index."""
         self._tracked.pop(request.id, None)
 
-    def _tracked_of(self, request: DraftRequest) -> "_Tracked":
-        try:
-            return self._tracked[request.id]
-        except KeyError:
-            raise DrafterFault(
-                f"{self.name}: request {request.id!r} is unknown; call start before drafting"
-            ) from None
+    def _unknown(self, request: DraftRequest) -> Never:
+        raise DrafterFault(
+            f"{self.name}: request {request.id!r} is unknown; call start before drafting"
+        )
 
     def _look_up(self, tracked: "_Tracked") -> Hint:
         index = tracked.index
-        match_tokens = index.match_tokens
+        tracked.match_tokens = match_tokens = index.match_tokens
         if match_tokens < self.min_match:
-            tracked.occurrences, tracked.hint = (), _NO_HOPE
+            tracked.hint = _NO_HOPE
             return _NO_HOPE
         tracked.occurrences = occurrences = index.occurrences(self._most_occurrences)
         num_alike, num_others = 0, len(occurrences) - 1
         if num_others:
             tokens = index.next_tokens(occurrences)
             num_alike = tokens.count(tokens[0]) - 1
-        tracked.hint = _hint(match_tokens, num_alike, num_others - num_alike)
-        return tracked.hint
+        tracked.hint = hint = _hint(match_tokens, num_alike, num_others - num_alike)
+        return hint
 
-    def _draft(self, tracked: "_Tracked", num_draft_tokens: int) -> Draft:
-        if tracked.hint is None:
-            self._look_up(tracked)
-        num_nodes = min(num_draft_tokens, MAX_DRAFT_TOKENS)
-        if not tracked.occurrences or num_nodes <= 0:
-            return _NO_DRAFT
+    def _draft(self, tracked: "_Tracked", num_nodes: int) -> Draft:
         runs = tracked.index.continuations(tracked.occurrences, num_nodes)
         partings = _partings(runs) if len(runs) > 1 else ()
-        shape = _shape(tracked.index.match_tokens, partings, num_nodes, self.max_branches)
+        shape = _shape(tracked.match_tokens, partings, num_nodes, self.max_branches)
         return Draft(shape.take(runs), shape.parents, shape.confidence)
 
 
@@ -153,11 +149,15 @@ def matched_lengths(
             f"prompt_length {prompt_length} of {len(tokens)} tokens, max_draft {max_draft}; the "
             "prompt is a part of the tokens, and no length is negative"
         )
-    text = list(map(int, tokens))
+    text, most = list(map(int, tokens)), min(max_draft, MAX_DRAFT_TOKENS)
     index = NgramIndex(max_match, text[:prompt_length])
-    most = min(max_draft, MAX_DRAFT_TOKENS)
-    lengths = _accepted_lengths(index, text, prompt_length, most, min_match)
-    return np.fromiter(lengths, dtype=np.int64, count=len(text) - prompt_length)
+    lengths = np.zeros(len(text) - prompt_length, dtype=np.int64)
+    for position in range(prompt_length, len(text)):
+        if index.match_tokens >= min_match:
+            (occurrence,) = index.occurrences(1)
+            lengths[position - prompt_length] = _num_accepted(text, position, occurrence, most)
+        index.extend(text[position : position + 1])
+    return lengths
 
 
 def _check_settings(max_match: int, min_match: int, max_branches: int) -> None:
@@ -169,33 +169,25 @@ def _check_settings(max_match: int, min_match: int, max_branches: int) -> None:
         raise ConfigError(f"max_branches {max_branches}: at least 1, which makes chains")
 
 
-def _accepted_lengths(
-    index: NgramIndex, text: list[int], start: int, most: int, min_match: int
-) -> Iterator[int]:
-    """Walk the output; `index` holds what stands before `start`."""
-    for position in range(start, len(text)):
-        accepted = 0
-        if index.match_tokens >= min_match:
-            (occurrence,) = index.occurrences(1)
-            period = position - 1 - occurrence
-            limit = min(most, len(text) - position)
-            while (
-                accepted < limit
-                and text[occurrence + 1 + accepted % period] == text[position + accepted]
-            ):
-                accepted += 1
-        yield accepted
-        index.extend(text[position : position + 1])
+def _num_accepted(text: list[int], position: int, occurrence: int, most: int) -> int:
+    """How far the text from `position` on is what followed `occurrence`, up to `most` tokens."""
+    source, period = occurrence + 1, position - 1 - occurrence
+    most = min(most, len(text) - position)
+    for step in range(most):
+        if text[source + step % period] != text[position + step]:
+            return step
+    return most
 
 
 class _Tracked:
     """A request's index, and this step's look-up once it was made."""
 
-    __slots__ = ("hint", "index", "occurrences")
+    __slots__ = ("hint", "index", "match_tokens", "occurrences")
 
     def __init__(self, index: NgramIndex) -> None:
         self.index = index
         self.hint: Hint | None = None
+        self.match_tokens = 0
         self.occurrences: tuple[int, ...] = ()  # where the match ended before, latest first
 
 
@@ -221,9 +213,12 @@ def _partings(runs: Sequence[list[int]]) -> tuple[tuple[int, int], ...]:
     for number in range(1, len(runs)):
         run, furthest, beside = runs[number], 0, 0
         for other in range(number):
-            shared = _num_shared(run, runs[other]) if run[0] == runs[other][0] else 0
-            if shared > furthest:
-                furthest, beside = shared, other
+            if run[furthest] == runs[other][furthest]:  # it cannot share more where this differs
+                shared = _num_shared(run, runs[other])
+                if shared > furthest:
+                    furthest, beside = shared, other
+                    if shared == len(run):
+                        break
         partings.append((beside, furthest))
     return tuple(partings)
 
@@ -231,18 +226,26 @@ def _partings(runs: Sequence[list[int]]) -> tuple[tuple[int, int], ...]:
 def _num_shared(run: list[int], other: list[int]) -> int:
     if run == other:
         return len(run)
-    shared = 1
+    shared = 0
     while run[shared] == other[shared]:
         shared += 1
     return shared
 
 
 class _Shape(NamedTuple):
-    """A tree but for its tokens. Few distinct ones exist: they are kept."""
+    """A tree but for its tokens."""
 
     parents: tuple[int, ...]
     confidence: tuple[float, ...]  # of each node, given its parent
     take: Callable[[list[list[int]]], tuple[int, ...]]  # its tokens, out of the runs
+
+
+@lru_cache(maxsize=4096)
+def _shape(
+    match_tokens: int, partings: tuple[tuple[int, int], ...], num_nodes: int, max_branches: int
+) -> _Shape:
+    """The `num_nodes` likeliest nodes. Few distinct shapes exist: they are kept."""
+    return _Tree(match_tokens, partings, max_branches).grown(num_nodes)
 
 
 class _Node(NamedTuple):
@@ -257,29 +260,58 @@ class _Node(NamedTuple):
     runs: tuple[int, ...]  # all that pass through it
 
 
-@lru_cache(maxsize=16384)
-def _shape(
-    match_tokens: int, partings: tuple[tuple[int, int], ...], num_nodes: int, max_branches: int
-) -> _Shape:
-    """The `num_nodes` likeliest nodes of the tree that the runs make, likeliest first.
+class _Tree:
+    """The tree that runs make which part from one another, grown by its likeliest node.
 
     Survival never grows downwards, so every prefix of the nodes is the best tree of its size.
     """
-    nodes: list[_Node] = []
-    queue: list[_Node] = []
-    num_thought_of = 0
-    node = _Node(-1.0, 0, 0, -1, ROOT, 1.0, tuple(range(len(partings) + 1)))
-    while len(nodes) < num_nodes:
-        for child in _children(node, len(nodes) - 1, match_tokens, partings, max_branches):
-            num_thought_of += 1
-            heappush(queue, child._replace(age=num_thought_of))
-        node = heappop(queue)
-        nodes.append(node)
-    return _Shape(
-        tuple(node.parent for node in nodes),
-        tuple(node.confidence for node in nodes),
-        _taker([(node.run, node.depth) for node in nodes]),
-    )
+
+    def __init__(
+        self, match_tokens: int, partings: tuple[tuple[int, int], ...], max_branches: int
+    ) -> None:
+        self._match_tokens = match_tokens
+        self._partings = partings
+        self._max_branches = max_branches
+        self._num_thought_of = 0
+
+    def grown(self, num_nodes: int) -> _Shape:
+        """The first `num_nodes` nodes."""
+        node = _Node(-1.0, 0, 0, -1, ROOT, 1.0, tuple(range(len(self._partings) + 1)))
+        nodes: list[_Node] = []
+        queue: list[_Node] = []
+        while len(nodes) < num_nodes:
+            for child in self._children(node, len(nodes) - 1):
+                heappush(queue, child)
+            node = heappop(queue)
+            nodes.append(node)
+        return _Shape(
+            tuple(node.parent for node in nodes),
+            tuple(node.confidence for node in nodes),
+            _taker([(node.run, node.depth) for node in nodes]),
+        )
+
+    def _children(self, node: _Node, place: int) -> Iterator[_Node]:
+        """One for each way that the node's runs go on, the latest occurrence's first."""
+        depth = node.depth + 1
+        ways: dict[int, list[int]] = {}
+        for run in node.runs:
+            ways.setdefault(self._first_through(run, depth), []).append(run)
+        num_alike = len(next(iter(ways.values()))) - 1
+        num_different = len(node.runs) - 1 - num_alike
+        confidence = _confidence(self._match_tokens + depth, num_alike, num_different)
+        missed = 1.0
+        for run, runs in islice(ways.items(), self._max_branches):
+            self._num_thought_of += 1
+            unlikeliness, age = node.unlikeliness * confidence, self._num_thought_of
+            yield _Node(unlikeliness, age, run, depth, place, confidence, tuple(runs))
+            missed -= confidence
+            confidence = min(confidence, missed * _SECOND_GUESS)
+
+    def _first_through(self, run: int, depth: int) -> int:
+        """The earliest run that has the same token as `run` at `depth`, and all before it."""
+        while run and depth < self._partings[run - 1][1]:
+            run = self._partings[run - 1][0]
+        return run
 
 
 def _taker(places: list[tuple[int, int]]) -> Callable[[list[list[int]]], tuple[int, ...]]:
@@ -288,32 +320,3 @@ def _taker(places: list[tuple[int, int]]) -> Callable[[list[list[int]]], tuple[i
         return lambda runs: tuple(runs[0])
     pick = itemgetter(*(run * len(places) + depth for run, depth in places))
     return lambda runs: pick(list(chain.from_iterable(runs)))
-
-
-def _children(
-    node: _Node,
-    place: int,
-    match_tokens: int,
-    partings: tuple[tuple[int, int], ...],
-    max_branches: int,
-) -> Iterator[_Node]:
-    """One for each way that the node's runs go on, the latest occurrence's first."""
-    depth = node.depth + 1
-    ways: dict[int, list[int]] = {}
-    for run in node.runs:
-        ways.setdefault(_first_through(run, depth, partings), []).append(run)
-    num_alike = len(next(iter(ways.values()))) - 1
-    confidence = _confidence(match_tokens + depth, num_alike, len(node.runs) - 1 - num_alike)
-    missed = 1.0
-    for run, runs in islice(ways.items(), max_branches):
-        survival = node.unlikeliness * confidence
-        yield _Node(survival, 0, run, depth, place, confidence, tuple(runs))
-        missed -= confidence
-        confidence = min(confidence, missed * _SECOND_GUESS)
-
-
-def _first_through(run: int, depth: int, partings: tuple[tuple[int, int], ...]) -> int:
-    """The earliest run that has the same token as `run` at `depth`, and all before it."""
-    while run and depth < partings[run - 1][1]:
-        run = partings[run - 1][0]
-    return run

@@ -10,7 +10,6 @@ Knows blocks, keys and queries; nothing of drafts or budgets.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 

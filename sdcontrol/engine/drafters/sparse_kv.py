@@ -118,15 +118,6 @@ class SparseKVDrafter(ModelDrafter):
             verification=self._host.verification,
         )
 
-    def lose_cache(self, request: DraftRequest) -> None:
-        """Scores of lost pages are void."""
-        if self._scorer is not None:
-            self._scorer.forget(request.id)
-
-    def finish(self, request: DraftRequest) -> None:
-        """Forget the request."""
-        self.lose_cache(request)
-
     def _forward(self, segments: list[Segment]) -> Tensor:
         logits, first_rows = self._host.target.forward(segments)
         return logits[first_rows]

@@ -1,0 +1,85 @@
+"""What an engine has done so far: counts and seconds, added up over steps.
+
+Knows observations only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sdcontrol.core import Observation
+
+__all__ = ["DrafterStats", "EngineStats"]
+
+
+@dataclass(slots=True)
+class DrafterStats:
+    """One drafter arm."""
+
+    steps: int = 0  # requests times steps in which it drafted
+    drafted: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted per submitted draft token."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per verification, the bonus token included."""
+        return 1 + self.accepted / self.steps if self.steps else 1.0
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Sums over the steps of an engine."""
+
+    steps: int = 0
+    decoded_requests: int = 0  # requests times steps
+    emitted: int = 0  # tokens of decoding steps; a prompt's first token is not among them
+    prefill_tokens: int = 0
+    drafters: dict[str, DrafterStats] = field(default_factory=dict)
+    lengths: dict[tuple[str, int], int] = field(default_factory=dict)  # (arm, length): times chosen
+    seconds: dict[str, float] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, observation: Observation) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.decoded_requests += len(observation.view.requests)
+        self.emitted += sum(observation.emitted)
+        self.prefill_tokens += observation.view.prefill_tokens
+        self.faults.extend(observation.faults)
+        self._add_choices(observation)
+        timing = observation.timing
+        self._add_seconds({f"draft {name}": s for name, s in timing.draft_seconds.items()})
+        self._add_seconds(
+            {
+                "verify": timing.verify_seconds,
+                "controller": timing.controller_seconds,
+                "overhead": timing.overhead_seconds,
+            }
+        )
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens per request and step: 1 without speculation."""
+        return self.emitted / self.decoded_requests if self.decoded_requests else 0.0
+
+    def _add_choices(self, observation: Observation) -> None:
+        for row, choice in enumerate(observation.plan.choices):
+            arm = choice.drafter or "off"
+            key = (arm, choice.num_draft_tokens)
+            self.lengths[key] = self.lengths.get(key, 0) + 1
+            if choice.drafter is None:
+                continue
+            stats = self.drafters.setdefault(arm, DrafterStats())
+            stats.steps += 1
+            stats.drafted += observation.drafted[row]
+            stats.proposed += observation.proposed[row]
+            stats.accepted += observation.accepted[row]
+
+    def _add_seconds(self, seconds: Mapping[str, float]) -> None:
+        for name, spent in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent

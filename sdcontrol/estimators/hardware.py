@@ -1,0 +1,141 @@
+"""What a machine can do at most: arithmetic, memory bandwidth, capacity, interconnect.
+
+Knows nothing of models. `HARDWARE` holds the vendor's figures per device, dense (no sparsity), from
+NVIDIA's data sheets: A100 (2021), H100 and H200 (2024), HGX B200 (2025), L4 and L40S (2023), RTX A6000
+(2021), and the Ada whitepaper for the RTX 4090 (bf16 with fp32 accumulation). A CPU has no sheet worth
+the name: `measure` finds its ceilings.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdcontrol.errors import ConfigError, UnknownName
+
+__all__ = ["HARDWARE", "Hardware", "by_name", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The ceilings of one device."""
+
+    name: str
+    flops_per_second: float  # dense, in the dtype of the weights (bf16 in the table)
+    bytes_per_second: float  # memory bandwidth
+    memory_bytes: float
+    link_bytes_per_second: float = 0.0  # to the other devices, one direction; 0: it stands alone
+    hop_seconds: float = 0.0  # latency of one step of an all-reduce
+
+    def __post_init__(self) -> None:
+        if not (self.flops_per_second > 0 and self.bytes_per_second > 0 and self.memory_bytes > 0):
+            raise ConfigError(
+                f"hardware {self.name!r}: FLOP/s {self.flops_per_second}, bytes/s "
+                f"{self.bytes_per_second}, memory {self.memory_bytes}; all must be positive"
+            )
+
+    @property
+    def ridge_flops_per_byte(self) -> float:
+        """The arithmetic intensity from which on a kernel is compute-bound."""
+        return self.flops_per_second / self.bytes_per_second
+
+
+_NVLINK_HOP = 1.4e-6
+_PCIE_HOP = 5e-6
+
+HARDWARE: dict[str, Hardware] = {
+    device.name: device
+    for device in (
+        Hardware("A100-40GB", 312e12, 1.555e12, 40e9, 300e9, _NVLINK_HOP),
+        Hardware("A100-80GB", 312e12, 2.039e12, 80e9, 300e9, _NVLINK_HOP),
+        Hardware("H100-SXM", 989e12, 3.35e12, 80e9, 450e9, _NVLINK_HOP),
+        Hardware("H100-PCIe", 756e12, 2.0e12, 80e9, 64e9, _PCIE_HOP),
+        Hardware("H200", 989e12, 4.8e12, 141e9, 450e9, _NVLINK_HOP),
+        Hardware("B200", 2250e12, 8.0e12, 180e9, 900e9, _NVLINK_HOP),
+        Hardware("L4", 121e12, 0.3e12, 24e9, 32e9, _PCIE_HOP),
+        Hardware("L40S", 362e12, 0.864e12, 48e9, 32e9, _PCIE_HOP),
+        Hardware("A6000", 154.8e12, 0.768e12, 48e9, 56e9, _PCIE_HOP),
+        Hardware("RTX-4090", 165.2e12, 1.008e12, 24e9, 32e9, _PCIE_HOP),
+    )
+}
+
+_ALIASES = {
+    "a100": "A100-80GB",
+    "a10040": "A100-40GB",
+    "a10080": "A100-80GB",
+    "a100sxm": "A100-80GB",
+    "a100sxm480gb": "A100-80GB",
+    "a100sxm440gb": "A100-40GB",
+    "a100pcie40gb": "A100-40GB",
+    "h100": "H100-SXM",
+    "h10080gbhbm3": "H100-SXM",
+    "h100sxm5": "H100-SXM",
+    "h200sxm": "H200",
+    "rtxa6000": "A6000",
+    "4090": "RTX-4090",
+    "geforcertx4090": "RTX-4090",
+}
+
+
+def by_name(name: str) -> Hardware:
+    """The device called `name`; case, spaces, hyphens and "NVIDIA" do not matter.
+
+    Raises `UnknownName` for a device that is not in the table.
+    """
+    plain = _plain(name)
+    known = {_plain(key): device for key, device in HARDWARE.items()}
+    known |= {alias: HARDWARE[key] for alias, key in _ALIASES.items()}
+    if plain not in known:
+        raise UnknownName(
+            f"hardware {name!r} is not known; use one of {', '.join(HARDWARE)}, or measure it"
+        )
+    return known[plain]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
+
+
+def measure(
+    name: str = "cpu",
+    *,
+    memory_bytes: float = 16e9,
+    copy_seconds: Callable[[int], float] | None = None,
+    multiply_seconds: Callable[[int], float] | None = None,
+    repeats: int = 5,
+) -> Hardware:
+    """This machine's ceilings, the best of `repeats` tries.
+
+    `copy_seconds(n)` reads `n` bytes and writes them, `multiply_seconds(n)` multiplies two n x n
+    matrices; by default numpy does, in float32. Takes about a second.
+    """
+    copy = copy_seconds or _numpy_copy_seconds
+    multiply = multiply_seconds or _numpy_multiply_seconds
+    num_bytes, side = 1 << 27, 1024
+    fastest_copy = min(copy(num_bytes) for _ in range(repeats))
+    fastest_product = min(multiply(side) for _ in range(repeats))
+    if not (fastest_copy > 0.0 and fastest_product > 0.0):
+        raise ConfigError(
+            f"measured {fastest_copy} s for a copy and {fastest_product} s for a product; both must "
+            "be positive: use a finer clock"
+        )
+    return Hardware(
+        name, 2.0 * side**3 / fastest_product, 2.0 * num_bytes / fastest_copy, memory_bytes
+    )
+
+
+def _numpy_copy_seconds(num_bytes: int) -> float:
+    source = np.ones(num_bytes // 8)
+    target = np.empty_like(source)
+    started = time.perf_counter()
+    np.copyto(target, source)
+    return time.perf_counter() - started
+
+
+def _numpy_multiply_seconds(side: int) -> float:
+    left = np.ones((side, side), dtype=np.float32)
+    started = time.perf_counter()
+    left @ left
+    return time.perf_counter() - started

@@ -1,0 +1,1 @@
+"""Where sdcontrol meets other libraries."""

@@ -1,0 +1,107 @@
+"""When to try an arm that is off, so that it is known when it would pay.
+
+Knows nothing of how acceptance is estimated. An arm that drafts nothing earns an allowance, a
+fixed share of the time that passes; a probe is bought from it. So all probes together cost at most
+that share of the time, whatever the arms, the batch and the machine, and a probe depends on the
+observations alone.
+"""
+
+from sdcontrol.core import BatchView, Choice, Observation, Plan, RequestView
+from sdcontrol.policies.problem import Problem
+
+__all__ = ["Probing"]
+
+_MOST_PATIENCE = 8
+
+
+class Probing:
+    """The allowances of arms that are off, in seconds.
+
+    `share` of the time is divided among the arms. Each probe after which the arm stays off makes
+    the next one dearer, up to 8 times: what was confirmed often is less uncertain. An arm that is
+    observed in shadow needs no probes.
+    """
+
+    def __init__(self, share: float, num_draft_tokens: int) -> None:
+        self.share = share
+        self.num_draft_tokens = num_draft_tokens
+        self._allowance: dict[str, float] = {}
+        self._patience: dict[str, int] = {}
+        self._shadowed: set[str] = set()
+
+    def update(self, observation: Observation) -> None:
+        """Let arms that are off earn; what was drafted spends."""
+        self._shadowed.update(
+            arm for arm, lengths in observation.shadow.items() if any(n is not None for n in lengths)
+        )
+        drafted = {choice.drafter for choice in observation.plan.choices}
+        offered = {arm for request in observation.view.requests for arm in request.drafters}
+        probed = _probed(observation.plan)
+        seconds = observation.timing.total_seconds
+        earned = self.share * seconds / max(len(offered), 1) if 0.0 < seconds < 60.0 else 0.0
+        for arm in sorted(offered):
+            if arm not in drafted:
+                self._allowance[arm] = self._allowance.get(arm, 0.0) + earned
+                continue
+            self._allowance[arm] = 0.0
+            again = min(2 * self._patience.get(arm, 1), _MOST_PATIENCE)
+            self._patience[arm] = again if arm == probed else 1
+
+    def probe(self, view: BatchView, plan: Plan, problem: Problem) -> Plan:
+        """`plan`, or where an arm's allowance pays for it, `plan` with one request trying it."""
+        if view.prefill_tokens:
+            return plan
+        drafted = {choice.drafter for choice in plan.choices}
+        for a, arm in enumerate(problem.arms):
+            if arm in drafted or arm in self._shadowed or not self._allowance.get(arm):
+                continue
+            patience = self._patience.get(arm, 1)
+            if patience * self._least_price(problem, a) > self._allowance[arm]:
+                continue
+            tried = self._try(view, plan, problem, a)
+            if tried is not None:
+                return tried
+        return plan
+
+    def _least_price(self, problem: Problem, a: int) -> float:
+        return float(problem.round[problem.family[a], 1]) * self.num_draft_tokens
+
+    def _try(self, view: BatchView, plan: Plan, problem: Problem, a: int) -> Plan | None:
+        """`plan` with the arm's probe, on a request that takes turns; None if it costs too much."""
+        arm = problem.arms[a]
+        able = [r for r, request in enumerate(view.requests) if self._length(request, arm)]
+        idle = [r for r in able if plan.choices[r].drafter is None] or able
+        if not idle:
+            return None
+        r = idle[view.step % len(idle)]
+        length = self._length(view.requests[r], arm)
+        tokens = sum(choice.num_draft_tokens for choice in plan.choices)
+        after = tokens - plan.choices[r].num_draft_tokens + length
+        if after >= len(problem.verify):
+            return None
+        seconds = float(problem.round[problem.family[a], 1]) * length
+        seconds += max(float(problem.verify[after] - problem.verify[tokens]), 0.0)
+        if problem.catch_up is not None:
+            seconds += float(problem.catch_up[a, r])
+        if self._patience.get(arm, 1) * seconds > self._allowance[arm]:
+            return None
+        choices = (*plan.choices[:r], Choice.of(arm, length), *plan.choices[r + 1 :])
+        return Plan(choices, f"{plan.reason}; {_MARK}{arm}")
+
+    def _length(self, request: RequestView, arm: str) -> int:
+        """Tokens that a probe of `arm` may draft for `request`; 0 where it may not."""
+        if arm not in request.drafters:
+            return 0
+        hint = request.hints.get(arm)
+        bound = self.num_draft_tokens if hint is None else hint.max_draft_tokens
+        most = self.num_draft_tokens if bound is None else bound
+        return max(min(self.num_draft_tokens, most, request.remaining_tokens - 1), 0)
+
+
+_MARK = "probes "
+
+
+def _probed(plan: Plan) -> str | None:
+    """The arm that `plan` probes, if any."""
+    _, mark, arm = plan.reason.rpartition(_MARK)
+    return arm if mark else None
