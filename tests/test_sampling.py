@@ -294,6 +294,20 @@ def test_a_processor_that_writes_in_place_leaves_the_logits_alone() -> None:
     assert processed.isneginf().nonzero().tolist() == [[0, 2], [1, 3]]
 
 
+def test_a_rejected_draft_is_not_shown_again() -> None:
+    shown: list[list[int]] = []
+
+    def watching(input_ids: Tensor, scores: Tensor) -> Tensor:
+        shown.append(input_ids[0].tolist())
+        return scores
+
+    sampler = RowSampler(processors=LogitsProcessorList([watching]), pad_tokens=[0])
+    steps = [((1, 2), (3, 4)), ((1, 2), (5,)), ((1, 2, 6), ()), ((1, 2, 6, 7), (8, 9, 3))]
+    for tokens, draft in steps:
+        process_rows(torch.zeros(1, 10), [Row(sampler, tokens, draft)])
+    assert shown == [[0, *tokens, *draft] for tokens, draft in steps]
+
+
 def test_rows_with_equal_settings_share_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     real = hf.TemperatureLogitsWarper.__call__

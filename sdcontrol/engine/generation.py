@@ -83,7 +83,7 @@ def prepare_config(
     if unknown:
         raise ConfigError(f"unknown generation options {sorted(unknown)}")
     check_generation_config(config)
-    model._prepare_special_tokens(config, True, device=torch.device("cpu"))
+    model._prepare_special_tokens(config, True, device=model.device)
     if config.max_new_tokens is None:
         config.max_new_tokens = max((config.max_length or 20) - num_prompt_tokens, 0)
     if config.max_new_tokens < 1:
@@ -115,7 +115,7 @@ def decoding_of(
         input_ids_seq_length=len(prompt),
         encoder_input_ids=ids,
         logits_processor=LogitsProcessorList(processors),
-        device=torch.device("cpu"),
+        device=model.device,
         model_kwargs={},
     )
     do_sample = bool(config.do_sample)

@@ -30,7 +30,7 @@ from sdcontrol.engine.request import FinishReason, Request, TokenEvent
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats
-from sdcontrol.engine.verify import Verdict, Verifier, build_verifier
+from sdcontrol.engine.verify import RejectionVerifier, Verdict, Verifier, build_verifier
 from sdcontrol.errors import ConfigError, EngineClosed, RequestRefused
 from sdcontrol.scheduling.blocks import BlockPool
 from sdcontrol.scheduling.scheduler import ScheduledBatch, Scheduler
@@ -69,7 +69,8 @@ class Engine:
         )
         self.runner = ModelRunner(self.model, TorchAttention())
         built = build_drafters(drafters, allow_trees=self.verifier.supports_trees)
-        self._attach(built, verification if isinstance(verification, str) else "coupled")
+        is_rejection = isinstance(self.verifier, RejectionVerifier)
+        self._attach(built, "rejection" if is_rejection else "coupled")
         self.drafting = Drafting(
             built,
             vocab_size=self.runner.vocab_size,

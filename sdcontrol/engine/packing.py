@@ -22,6 +22,7 @@ __all__ = ["AttentionGroup", "PackedBatch", "PageTable", "Segment", "pack"]
 
 IntArray = NDArray[np.int64]
 MAX_GROUPED_TOKENS = 64  # longer segments (prefill) are attended alone
+_STEPS: IntArray = np.arange(1 << 16)
 NEGLIGIBLE_KEYS = 128  # padding below this is cheaper than another group
 
 
@@ -72,7 +73,7 @@ class AttentionGroup:
     pages: Tensor  # [requests, pages], or [layers, requests, kv_heads, pages]
     num_keys: int
     trees: list[tuple[int, ...] | None]
-    first_slot: int | None  # not None: one request whose keys are consecutive from here
+    first_slots: list[int] | None  # not None: each request's keys are consecutive from its slot
     scatter: Tensor | None  # [num_tokens] index into requests * queries; None: no padding
     masks: dict[tuple[int | None, torch.dtype, int], Tensor | None] = field(default_factory=dict)
 
@@ -197,7 +198,7 @@ def _group(
         pages=torch.from_numpy(_pages(members, block_size)).to(device),
         num_keys=max(_num_keys(segment) for segment in members),
         trees=[segment.parents for segment in members],
-        first_slot=_first_slot(members, block_size),
+        first_slots=_first_slots(members, block_size),
         scatter=_scatter(lengths, queries).to(device) if padded else None,
     )
 
@@ -212,15 +213,16 @@ def _pages(members: Sequence[Segment], block_size: int) -> IntArray:
     return np.ascontiguousarray(np.moveaxis(pages, 0, 1)) if lead else pages
 
 
-def _first_slot(members: Sequence[Segment], block_size: int) -> int | None:
-    if len(members) > 1 or members[0].table.blocks.ndim > 1:
-        return None
-    count = -(-_num_keys(members[0]) // block_size)
-    blocks = members[0].table.blocks[:count]
-    first = int(blocks[0])
-    if int(blocks[-1]) - first != count - 1 or not (np.diff(blocks) == 1).all():
-        return None
-    return first * block_size
+def _first_slots(members: Sequence[Segment], block_size: int) -> list[int] | None:
+    """Where each segment's keys begin, if those of all lie in consecutive blocks."""
+    slots: list[int] = []
+    for segment in members:
+        blocks = segment.table.blocks
+        count = -(-_num_keys(segment) // block_size)
+        if blocks.ndim > 1 or not (blocks[1:count] == blocks[0] + _STEPS[1:count]).all():
+            return None
+        slots.append(int(blocks[0]) * block_size)
+    return slots
 
 
 def _scatter(lengths: Sequence[int], queries: int) -> Tensor:

@@ -71,17 +71,13 @@ class ModelRunner:
         probed = self._probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])  # width of the logits
         self.cache: KVCache | None = None
 
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
         return self.model.device
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
 
     @property
     def bytes_per_token(self) -> int:

@@ -8,8 +8,8 @@ The model, for request `r`, arm `a`, position `j` and bucket `b` of what the hin
     logit hazard = logit(arm average[a, b, j]) + deviation[r, a]
 
 The arm average is a ratio of counts in which only observed outcomes count: a draft accepted in full
-says nothing of the next position. A request counts ever less as it gives more, so that one odd
-request cannot drag the average along. The deviation is a mean-reverting random walk, tracked by an
+says nothing of the next position. A request counts ever less as it gives more, and as it deviates
+more, so that one odd request cannot drag the average along. The deviation is a mean-reverting random walk, tracked by an
 extended Kalman filter whose walk widens while its errors keep their sign. A request's own counts per
 position correct what remains. Arms that were seen to draft trees are counted by node: P(node is
 accepted) takes the place of the hazard.
@@ -32,12 +32,13 @@ __all__ = ["AcceptanceEstimator"]
 
 IntArray = NDArray[np.intp]
 
-_FAIR_SHARE_TOKENS = 16.0  # tokens after which a request counts half in the arm average
-_SHARE_RETURNS = 0.005  # of what a request gave, per update
-_WALK_VARIANCE = 0.004  # of the deviation's walk, per update
+_FAIR_SHARE_STEPS = 24.0  # drafts after which a request counts half in the arm average
+_SHARE_RETURNS = 0.005  # of what a request gave, per draft
+_ODD_DEVIATION = 2.0  # log-odds at which a request counts half again
+_WALK_VARIANCE = 0.002  # of the deviation's walk, per update
 _MOST_DEVIATION = 5.0
 _OWN_SHRINK_TOKENS = 16.0  # tokens that the model is worth against a request's own counts
-_OWN_MEMORY_TOKENS = 100.0
+_OWN_MEMORY_TOKENS = 80.0
 _TREND_RATE = 0.2
 _DRIFT_SCALE = (2.0 - _TREND_RATE) / _TREND_RATE  # makes trend^2 chi-squared(1) without drift
 
@@ -115,7 +116,7 @@ class AcceptanceEstimator:
         hazards, before = survival.copy(), survival[:, :-1]
         np.divide(survival[:, 1:], before, out=hazards[:, 1:], where=before > 0)
         calibrated = self._calibrated(arm, np.clip(known, 0.0, 1.0))
-        given: FloatArray = np.cumprod(np.where(np.isfinite(known), calibrated, hazards), axis=1)
+        given: FloatArray = np.where(np.isfinite(known), calibrated, hazards).cumprod(axis=1)
         return given
 
     def _rates(self, slots: IntArray, arms: list[str], buckets: IntArray) -> FloatArray:
@@ -169,7 +170,7 @@ class AcceptanceEstimator:
         variance = state.variance[cells]
         surprise = error / np.sqrt(information * (1.0 + information * variance))
         trend = state.trend[cells] + _TREND_RATE * (surprise - state.trend[cells])
-        drift: FloatArray = np.maximum(_DRIFT_SCALE * trend**2 - 2.0, 0.0)
+        drift: FloatArray = np.maximum(_DRIFT_SCALE * trend**2 - 1.5, 0.0)
         variance = np.minimum(variance + _WALK_VARIANCE * (1.0 + 10.0 * drift), DEVIATION_VARIANCE)
         variance /= 1.0 + information * variance
         mean = (1.0 - _WALK_VARIANCE) * state.mean[cells] + variance * error
@@ -185,16 +186,17 @@ class AcceptanceEstimator:
         plain = (evidence.buckets == 0)[:, None]
         tested = self._requests.tested[cells] + evidence.tested * plain
         accepted = self._requests.accepted[cells] + evidence.accepted * plain
-        memory = _OWN_MEMORY_TOKENS / (1.0 + drift)
+        memory = _OWN_MEMORY_TOKENS / (1.0 + 2.0 * drift)
         fade = np.minimum(1.0, memory[:, None] / np.maximum(tested, 1.0))
         self._requests.tested[cells] = tested * fade
         self._requests.accepted[cells] = accepted * fade
 
     def _count_for_arms(self, cells: tuple[IntArray, IntArray], evidence: Evidence) -> None:
-        """The arm averages; the more a request has given, the less it adds."""
+        """The arm averages; the more a request gave, and the odder it is, the less it adds."""
         given = self._requests.given[cells] * (1.0 - _SHARE_RETURNS)
-        weight = (1.0 / (1.0 + given / _FAIR_SHARE_TOKENS))[:, None]
-        self._requests.given[cells] = given + evidence.tested.sum(axis=1)
+        self._requests.given[cells] = given + 1.0
+        oddness = 1.0 + (self._requests.mean[cells] / _ODD_DEVIATION) ** 2
+        weight = (1.0 / (oddness * (1.0 + given / _FAIR_SHARE_STEPS)))[:, None]
         where = cells[1], evidence.buckets
         self._averages.count(where, evidence.tested * weight, evidence.accepted * weight)
 

@@ -5,8 +5,8 @@ Knows nothing of what the features mean. Recursive weighted least squares in inf
     L <- f L + (1 - f) L0 + w x x',   h <- f h + (1 - f) L0 m0 + w x y,   coefficients = L^-1 h >= 0
 
 so that directions that are not excited leak back to the prior instead of blowing up. Errors are
-relative (w = 1 / prediction^2). A lone outlier counts for little; several in a row on the same side
-are a change of speed and rescale everything.
+relative (w = 1 / time^2). A lone outlier counts for little; several in a row on the same side are a
+change of speed and rescale everything.
 """
 
 import math
@@ -14,6 +14,7 @@ from collections import deque
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sdcontrol.core import FloatArray
 
@@ -25,6 +26,8 @@ _OUTLIER = 0.35  # log-ratio beyond which a measurement is not noise
 _CHANGE_STEPS = 4  # outliers in a row on one side that make a change of speed
 _WARM_UP_STEPS = 5  # measurements whose median sets the first scale
 _MOST_LOG_RATIO = 30.0
+_SETTLED_STEPS = 40  # measurements before the coefficients are solved for less often
+_SOLVE_EVERY = 4
 
 
 class OnlineRegression:
@@ -56,60 +59,85 @@ class OnlineRegression:
         """Seconds for these raw features, `[features]`."""
         return float(self.coefficients @ features)
 
-    def update(self, features: FloatArray, seconds: float) -> bool:
-        """Learn one measurement; whether it completed a change of speed. Nonsense is left out."""
-        normal = features / self.units
-        relative = float(self._relative @ normal)
-        if not (math.isfinite(seconds) and seconds > 0.0 and relative > 0.0):
-            return False
-        ratio = math.log(seconds) - math.log(self.scale) - math.log(relative)
-        ratio = min(max(ratio, -_MOST_LOG_RATIO), _MOST_LOG_RATIO)
-        self.num_measured += 1
-        is_warming_up = self.num_measured <= _WARM_UP_STEPS
-        changed = self._rescale(ratio)
-        self._absorb(normal, seconds / self.scale, relative)
-        return changed and not is_warming_up
+    def update(
+        self,
+        features: FloatArray,
+        seconds: float,
+        *,
+        expected: float | None = None,
+        is_familiar: bool = True,
+    ) -> bool:
+        """Learn one measurement; whether it completed a change of speed. Nonsense is left out.
 
-    def _rescale(self, ratio: float) -> bool:
-        """Set the scale while warming up, or after outliers in a row on one side."""
+        `expected` is the best prediction there was, by default `predict(features)`. Only where the
+        load `is_familiar` can a surprise be an outlier or a change of speed; elsewhere it is news.
+        """
+        normal = features / self.units
+        expected = self.predict(features) if expected is None else expected
+        if not (math.isfinite(seconds) and seconds > 0.0 and expected > 0.0):
+            return False
+        ratio = math.log(seconds) - math.log(expected)
+        self.num_measured += 1
         if self.num_measured <= _WARM_UP_STEPS:
-            self._first.append(ratio + math.log(self.scale))
-            self.scale = math.exp(median(self._first))
-            return True
-        self._recent.append(ratio)
-        same_side = all(r > _OUTLIER for r in self._recent) or all(
-            r < -_OUTLIER for r in self._recent
-        )
-        if len(self._recent) < _CHANGE_STEPS or not same_side:
+            self._settle_scale(normal, seconds)
+            changed = False
+        else:
+            changed = is_familiar and self._is_new_speed(ratio)
+        distrusted = is_familiar and not changed and abs(ratio) > _OUTLIER
+        self._absorb(normal, seconds / self.scale, (_OUTLIER / ratio) ** 4 if distrusted else 1.0)
+        return changed
+
+    def _settle_scale(self, normal: FloatArray, seconds: float) -> None:
+        """The median of the first few, each against the prior's shape."""
+        self._first.append(seconds / max(float(self._relative @ normal), 1e-12))
+        self.scale = median(self._first)
+
+    def _is_new_speed(self, ratio: float) -> bool:
+        """Rescale after outliers in a row on one side; whether that was so."""
+        self._recent.append(min(max(ratio, -_MOST_LOG_RATIO), _MOST_LOG_RATIO))
+        above = all(recent > _OUTLIER for recent in self._recent)
+        below = all(recent < -_OUTLIER for recent in self._recent)
+        if len(self._recent) < _CHANGE_STEPS or not (above or below):
             return False
         self.scale *= math.exp(median(self._recent))
         self._recent.clear()
+        self.num_measured = _WARM_UP_STEPS + 1
         return True
 
-    def _absorb(self, features: FloatArray, target: float, predicted: float) -> None:
+    def _absorb(self, normal: FloatArray, target: float, trust: float) -> None:
         """One step of least squares, in units of the scale."""
-        deviation = abs(math.log(target / predicted))
-        weight = min(1.0, (_OUTLIER / deviation) ** 4 if deviation > _OUTLIER else 1.0)
-        weight /= (_RELATIVE_NOISE * max(predicted, target)) ** 2
+        predicted = float(self._relative @ normal)
+        weight = trust / (_RELATIVE_NOISE * max(predicted, target)) ** 2
         leak = 1.0 - _FORGET
         self._precision = _FORGET * self._precision + leak * self._prior_precision
-        self._precision += np.outer(weight * features, features)
+        self._precision += (weight * normal)[:, None] * normal
         self._target = _FORGET * self._target + leak * self._prior_target
-        self._target += (weight * target) * features
-        self._relative = _non_negative_solution(self._precision, self._target)
+        self._target += (weight * target) * normal
+        if self.num_measured <= _SETTLED_STEPS or self.num_measured % _SOLVE_EVERY == 0:
+            self._relative = _non_negative_solution(self._precision, self._target, self._relative)
 
 
-def _non_negative_solution(precision: FloatArray, target: FloatArray) -> FloatArray:
-    """argmin of the quadratic with all coefficients at least 0 (drop the negative, solve again)."""
-    solution: FloatArray = np.linalg.solve(precision, target).astype(np.float64, copy=False)
-    active = solution > 0.0
-    while not active.all():
-        solution = np.zeros_like(target)
-        if not active.any():
-            break
-        kept = np.flatnonzero(active)
-        solution[kept] = np.linalg.solve(precision[np.ix_(kept, kept)], target[kept])
-        if (solution[kept] > 0.0).all():
-            break
+def _non_negative_solution(
+    precision: FloatArray, target: FloatArray, last: FloatArray
+) -> FloatArray:
+    """argmin of x' P x / 2 - t' x over x >= 0, by active sets, starting from that of `last`."""
+    solution = _solved_on(last > 0.0, precision, target)
+    wants_in = (precision @ solution < target * (1.0 - 1e-9)) & (solution == 0.0)
+    if (solution >= 0.0).all() and not wants_in.any():
+        return solution
+    active = np.ones(len(target), dtype=bool)
+    solution = _solved_on(active, precision, target)
+    while (solution < 0.0).any():
         active &= solution > 0.0
+        solution = _solved_on(active, precision, target)
+    return solution
+
+
+def _solved_on(active: NDArray[np.bool_], precision: FloatArray, target: FloatArray) -> FloatArray:
+    """The unconstrained argmin with all but the active coefficients held at 0."""
+    if active.all():
+        return np.linalg.solve(precision, target).astype(np.float64, copy=False)
+    kept = np.flatnonzero(active)
+    solution = np.zeros_like(target)
+    solution[kept] = np.linalg.solve(precision[kept[:, None], kept], target[kept])
     return solution

@@ -11,7 +11,8 @@ from sdcontrol.core import FloatArray
 __all__ = ["Staircase", "token_grid"]
 
 _SHRINK_STEPS = 2.0  # measurements that "no correction" is worth
-_MEMORY_STEPS = 50.0
+_MEMORY_STEPS = 50.0  # measurements after which a stair forgets
+_FADE = 0.997  # of every stair's evidence, per measurement anywhere: none is believed for ever
 _KERNEL_OCTAVES = 0.12
 _LAST_EXACT = 64
 
@@ -40,7 +41,7 @@ class Staircase:
         """Learn one residual."""
         index = min(int(np.searchsorted(self._grid, num_tokens)), len(self._grid) - 1)
         row = self._kernel[index]
-        fade = 1.0 - row / _MEMORY_STEPS
+        fade = _FADE - row / _MEMORY_STEPS
         self._weight = self._weight * fade + row
         self._total = self._total * fade + row * residual
         self.correction = self._total / (self._weight + _SHRINK_STEPS)

@@ -3,6 +3,7 @@
 Knows what transformers prepares and what it drops; nothing of engines or drafts.
 """
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     MaxLengthCriteria,
     PreTrainedTokenizerBase,
@@ -23,7 +25,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from sdcontrol.engine.generation import (
     Decoding,
     check_generation_config,
-    eos_token_ids,
     fresh_seed,
     stop_string_criteria,
     temperature_of,
@@ -37,12 +38,15 @@ __all__ = ["Extras", "GenerateCall", "GenerateRow", "Speculation", "Streamer"]
 Speculation = bool | Sequence[str]
 """Whether a request may draft, or the families that it may use."""
 
-_DERIVED_INPUTS = frozenset({"use_cache", "logits_to_keep", "cache_position"})
+_CHECKED_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values"})
+_WITHOUT_EFFECT = frozenset({"use_cache", "logits_to_keep"})  # on the text
 _DROPPED = {
     "streamer": "pass it as custom_generate=decoder.bind(streamer=...)",
     "assistant_model": "pass it as SpeculativeDecoder(model, drafters=[assistant_model])",
     "negative_prompt_ids": "guidance is not supported; use plain generate",
+    "negative_prompt_attention_mask": "guidance is not supported; use plain generate",
 }
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 class Streamer(Protocol):
@@ -91,13 +95,15 @@ class GenerateCall:
         """Raise `UnsupportedGeneration` for whatever cannot be honoured."""
         check_generation_config(self.config)
         _refuse_dropped_arguments()
+        if not _is_empty_cache(self.inputs.get("past_key_values")):
+            raise UnsupportedGeneration("a filled past_key_values is not supported; leave it out")
         for name, given in self.inputs.items():
-            if name == "past_key_values" and not _is_empty_cache(given):
-                raise UnsupportedGeneration("a filled past_key_values is not supported; leave it")
-            if name not in _KNOWN_INPUTS and given is not None and given is not False:
+            is_known = name in _CHECKED_INPUTS or name in _WITHOUT_EFFECT
+            if not is_known and given is not None and given is not False:
                 raise UnsupportedGeneration(
-                    f"model input {name!r} is not supported by speculative decoding; remove it"
+                    f"model input {name!r} is not supported by speculative decoding; leave it out"
                 )
+        self._check_positions()
 
     def rows(self, extras: Extras) -> list[GenerateRow]:
         """Every row as a request: its prompt, how it samples, when it ends."""
@@ -105,6 +111,7 @@ class GenerateCall:
         seeds = _per_row("seeds", extras.seeds, num_rows) or [fresh_seed() for _ in range(num_rows)]
         speculation = _per_row("speculation", extras.speculation, num_rows) or [True] * num_rows
         criteria = self._row_criteria(extras)
+        self._check_padding_token(num_rows, criteria)
         prompts = self.input_ids.tolist()
         paddings = self._paddings(width)
         return [
@@ -128,16 +135,29 @@ class GenerateCall:
 
     @property
     def _pad_token(self) -> int:
+        """Only asked for where rows may differ in length; `rows` has checked that it exists."""
         pad = getattr(self.config, "_pad_token_tensor", None)
         return 0 if pad is None else int(pad)
+
+    @property
+    def _max_length(self) -> int:
+        """Of prompt and output. A criterion that the user gave stands in place of the config's."""
+        limits = [c.max_length for c in self.criteria if type(c) is MaxLengthCriteria]
+        return int(min(limits, default=self.config.max_length))
+
+    @property
+    def _eos_token_ids(self) -> frozenset[int]:
+        """Every token that ends a row; a user's criterion stands in place of the config's."""
+        given = [c.eos_token_id for c in self.criteria if type(c) is EosTokenCriteria]
+        return frozenset(int(token) for ids in given for token in torch.as_tensor(ids).flatten())
 
     def _decoding(
         self, row: int, padding: tuple[int, ...], seed: int, criteria: tuple[Criterion, ...]
     ) -> Decoding:
         num_rows, width = self.input_ids.shape
         rules = StopRules(
-            max_new_tokens=int(self.config.max_length) - width,
-            eos_token_ids=eos_token_ids(self.config),
+            max_new_tokens=max(self._max_length - width, 1),
+            eos_token_ids=self._eos_token_ids,
             criteria=criteria,
             pad_tokens=padding,
         )
@@ -154,6 +174,33 @@ class GenerateCall:
         own = [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
         return (*own, *stop_string_criteria(extras.stop_strings, extras.tokenizer))
 
+    def _check_padding_token(self, num_rows: int, criteria: Sequence[Criterion]) -> None:
+        may_differ = num_rows > 1 and (bool(criteria) or bool(self._eos_token_ids))
+        if may_differ and getattr(self.config, "_pad_token_tensor", None) is None:
+            raise UnsupportedGeneration(
+                f"{num_rows} rows may end at different lengths, and there is no pad_token_id to "
+                "fill them with; set one"
+            )
+
+    def _check_positions(self) -> None:
+        """Positions count a row's tokens from 0; at padding they do not matter."""
+        given = self.inputs.get("position_ids")
+        if given is None:
+            return
+        mask = self.inputs.get("attention_mask")
+        seen = mask if isinstance(mask, Tensor) else torch.ones_like(self.input_ids[:1])
+        standard = seen.long().cumsum(dim=-1) - 1
+        is_standard = isinstance(given, Tensor) and given.shape[-1] == standard.shape[-1]
+        if is_standard:
+            assert isinstance(given, Tensor)
+            same = (given.to(standard.device) == standard) | (seen == 0)
+            is_standard = bool(same.all())
+        if not is_standard:
+            raise UnsupportedGeneration(
+                "position_ids that do not count the tokens of a row from 0 are not supported; "
+                "leave them out"
+            )
+
     def _paddings(self, width: int) -> list[int]:
         """How many tokens of each row are padding, all on its left."""
         mask = self.inputs.get("attention_mask")
@@ -167,9 +214,6 @@ class GenerateCall:
                 "pad on the left"
             )
         return [width - length for length in lengths.tolist()]
-
-
-_KNOWN_INPUTS = _DERIVED_INPUTS | {"attention_mask", "position_ids", "past_key_values"}
 
 
 _T = TypeVar("_T")
@@ -187,12 +231,22 @@ def _is_empty_cache(cache: object) -> bool:
 
 
 def _refuse_dropped_arguments() -> None:
-    """`generate` keeps some arguments from custom functions without a word: look at its frame."""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_name != "generate":
+    """`generate` keeps some arguments from custom functions without a word: look at its frame.
+
+    Wrappers around it (PEFT's, a model's own) have frames of their own; without any frame of
+    transformers' own nothing was dropped.
+    """
+    frame = sys._getframe().f_back
+    while frame is not None and frame.f_code is not _GENERATE:
         frame = frame.f_back
-    if not frame.f_code.co_filename.endswith("generation/utils.py"):
+    if frame is None:
         return
     for name, remedy in _DROPPED.items():
         if frame.f_locals.get(name) is not None:
             raise UnsupportedGeneration(f"{name} does not reach a custom_generate: {remedy}")
+    options = frame.f_locals.get("kwargs")
+    if isinstance(options, Mapping) and options.get("past_key_values") is not None:
+        raise UnsupportedGeneration(
+            "past_key_values would neither be read nor filled: the engine keeps its own cache; "
+            "leave it out"
+        )

@@ -6,8 +6,8 @@
 Knows what `generate` hands to a custom function, and what it drops; the engine does the rest.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -22,36 +22,31 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from sdcontrol.controller import Controller
-from sdcontrol.core import Planner
-from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.engine.loop import Engine
-from sdcontrol.engine.request import TokenEvent
 from sdcontrol.engine.runner import unwrap
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import Verifier
-from sdcontrol.errors import ConfigError, UnsupportedGeneration
+from sdcontrol.errors import ConfigError, RequestRefused, UnsupportedGeneration
 from sdcontrol.integrations.detokenizer import Detokenizer
+from sdcontrol.integrations.feed import Consumer, Feed
 from sdcontrol.integrations.generate_call import (
     Extras,
     GenerateCall,
+    GenerateRow,
     Speculation,
     Streamer,
 )
-from sdcontrol.policies import Policy, PolicyConfig
+from sdcontrol.integrations.settings import (
+    PolicyLike,
+    arms_of,
+    check_policy_drafter,
+    engine_config,
+    planner_of,
+)
+from sdcontrol.integrations.streaming import StreamEvent, check_stream, stream_events
 
 __all__ = ["BoundDecoder", "SpeculativeDecoder", "StreamEvent"]
-
-@dataclass(frozen=True, slots=True)
-class StreamEvent:
-    """New tokens of one request. `index` is its place among the prompts."""
-
-    request_id: str
-    index: int
-    tokens: tuple[int, ...]
-    text: str  # of these tokens; characters cut in two are held back until they are whole
-    finish_reason: str | None = None
 
 
 class SpeculativeDecoder:
@@ -69,11 +64,13 @@ class SpeculativeDecoder:
         model: object,
         *,
         drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]" = ("ngram",),
-        policy: "str | Mapping[str, object] | PolicyConfig | Policy | Planner" = "goodput",
+        policy: PolicyLike = "goodput",
         verification: str | Verifier = "coupled",
         tokenizer: PreTrainedTokenizerBase | None = None,
         **settings: object,
     ) -> None:
+        config = engine_config(settings)
+        check_policy_drafter(policy, arms_of(drafters))
         self.tokenizer = tokenizer
         self.planner = planner_of(policy)
         self.engine = Engine(
@@ -82,9 +79,9 @@ class SpeculativeDecoder:
             planner=self.planner,
             verification=verification,
             tokenizer=tokenizer,
-            config=EngineConfig.model_validate(settings),
+            config=config,
         )
-        self._pending: dict[str, list[TokenEvent]] = {}
+        self._feed = Feed(self.engine)
 
     def __call__(
         self,
@@ -130,32 +127,52 @@ class SpeculativeDecoder:
         *,
         seeds: Sequence[int] | None = None,
         speculation: Sequence[Speculation] | None = None,
+        on_refused: Callable[[int, RequestRefused], None] | None = None,
         **options: object,
     ) -> Iterator[StreamEvent]:
-        """Decode prompts together, yielding tokens as they come. `options` are `generate`'s."""
-        ids: list[str] = []
+        """Decode prompts together, yielding tokens as they come. `options` are `generate`'s.
+
+        A prompt that can never run raises `RequestRefused`, or is told to `on_refused` with its
+        place while the others run. Leaving the loop early cancels what has not ended.
+        """
+        check_stream(prompts, seeds, speculation, options)
+        return self._stream(prompts, seeds, speculation, on_refused, options)
+
+    def _stream(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        seeds: Sequence[int] | None,
+        speculation: Sequence[Speculation] | None,
+        on_refused: Callable[[int, RequestRefused], None] | None,
+        options: Mapping[str, object],
+    ) -> Iterator[StreamEvent]:
+        consumer = Consumer(self._feed)
+        places: dict[str, tuple[int, Detokenizer]] = {}
         try:
             for index, prompt in enumerate(prompts):
-                ids.append(
-                    self.engine.submit(
-                        prompt,
-                        seed=None if seeds is None else seeds[index],
-                        speculation=True if speculation is None else speculation[index],
-                        **options,
-                    )
-                )
-            texts = {request_id: Detokenizer(self.tokenizer) for request_id in ids}
-            for event in self._events(ids):
-                done = event.finish_reason is not None
-                text = texts[event.request_id].add(event.tokens, is_last=done)
-                index = ids.index(event.request_id)
-                yield StreamEvent(event.request_id, index, event.tokens, text, event.finish_reason)
+                own = dict(options, seed=None if seeds is None else seeds[index])
+                own["speculation"] = True if speculation is None else speculation[index]
+                try:
+                    request_id = self._submit(consumer, prompt, own)
+                except RequestRefused as error:
+                    if on_refused is None:
+                        raise
+                    on_refused(index, error)
+                    continue
+                places[request_id] = index, Detokenizer(self.tokenizer)
+            yield from stream_events(consumer, places)
         finally:
-            self._abandon(ids)
+            consumer.close()
+
+    def _submit(
+        self, consumer: Consumer, prompt: str | Sequence[int], options: Mapping[str, object]
+    ) -> str:
+        submit: Callable[..., str] = self.engine.submit
+        return consumer.add(lambda: submit(prompt, **options))
 
     def report(self) -> EngineStats:
-        """What was drafted, accepted and spent so far."""
-        return self.engine.stats
+        """What was drafted, accepted and spent so far; later steps do not change it."""
+        return copy.deepcopy(self.engine.stats)
 
     def close(self) -> None:
         """Free the cache; the model is as it was found."""
@@ -188,47 +205,27 @@ class SpeculativeDecoder:
             extras.streamer.put(call.input_ids.cpu())
         return call.output(self._decode(rows, extras.streamer))
 
-    def _decode(self, rows: "Sequence[_Row]", streamer: Streamer | None) -> list[list[int]]:
-        ids: list[str] = []
+    def _decode(self, rows: Sequence[GenerateRow], streamer: Streamer | None) -> list[list[int]]:
+        consumer = Consumer(self._feed)
+        outputs: dict[str, list[int]] = {}
         try:
             for row in rows:
-                ids.append(
-                    self.engine.enqueue(row.prompt, row.decoding, speculation=row.speculation)
-                )
-            outputs: dict[str, list[int]] = {request_id: [] for request_id in ids}
-            for event in self._events(ids):
+                outputs[self._enqueue(consumer, row)] = []
+            for event in consumer:
                 outputs[event.request_id].extend(event.tokens)
                 if streamer is not None:
                     for token in event.tokens:
                         streamer.put(torch.tensor([token]))
-            if streamer is not None:
-                streamer.end()
         finally:
-            self._abandon(ids)
-        return [outputs[request_id] for request_id in ids]
+            consumer.close()
+        if streamer is not None:
+            streamer.end()
+        return list(outputs.values())
 
-    def _events(self, ids: Sequence[str]) -> Iterator[TokenEvent]:
-        """Step until these requests are done; events of others wait for whoever asks."""
-        open_ids = set(ids)
-        for request_id in ids:
-            self._pending[request_id] = []
-        while open_ids:
-            if not any(self._pending[request_id] for request_id in open_ids):
-                self.engine.step()
-                for event in self.engine.take_events():
-                    self._pending.setdefault(event.request_id, []).append(event)
-            for request_id in sorted(open_ids, key=ids.index):
-                events, self._pending[request_id] = self._pending[request_id], []
-                for event in events:
-                    if event.finish_reason is not None:
-                        open_ids.discard(request_id)
-                    yield event
-
-    def _abandon(self, ids: Sequence[str]) -> None:
-        """Cancel what is still running when a consumer leaves early."""
-        for request_id in ids:
-            self.engine.cancel(request_id)
-            self._pending.pop(request_id, None)
+    def _enqueue(self, consumer: Consumer, row: GenerateRow) -> str:
+        return consumer.add(
+            lambda: self.engine.enqueue(row.prompt, row.decoding, speculation=row.speculation)
+        )
 
 
 class BoundDecoder:
@@ -252,10 +249,3 @@ class BoundDecoder:
             input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
         )
         return self._decoder.generate(model, call, self._extras)
-
-
-def planner_of(policy: "str | Mapping[str, object] | PolicyConfig | Policy | Planner") -> Planner:
-    """The planner itself, or a controller with this policy."""
-    if isinstance(policy, (str, Mapping, PolicyConfig, Policy)):
-        return Controller(policy=policy)
-    return policy

@@ -7,7 +7,6 @@ found is in `maximise`; this file says what is asked for, and when.
 import math
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
@@ -73,7 +72,9 @@ class Goodput(Policy):
         problem = read_drafted(view, plan, drafted, belief)
         length = maximise(problem, self._rate(view, belief)).length
         choices = tuple(
-            choice if choice.drafter is None else Choice.of(choice.drafter, min(n, choice.num_draft_tokens))
+            choice
+            if choice.drafter is None
+            else Choice.of(choice.drafter, min(n, choice.num_draft_tokens))
             for choice, n in zip(plan.choices, length.tolist(), strict=True)
         )
         return plan if choices == plan.choices else Plan(choices, plan.reason)

@@ -29,12 +29,16 @@ from sdcontrol.policies.problem import IntArray, Problem
 __all__ = ["Answer", "evaluate", "maximise"]
 
 _WORK = 6144  # array elements that ranking caps may touch: prices x caps x requests
-_SOLVED = 512  # array elements that solving caps may touch: caps x lengths x requests
-_PRICES = 6
-_TOTALS = 12
+_SOLVED = 256  # array elements that solving caps may touch: caps x lengths x requests
+_SHARES = np.array([1.0, 0.5, 0.2])
+_TOTALS = 8
+_SAMPLE = 24
+_ROUNDS = 4
 _SCARCE = np.array([0.1, 0.25, 0.5, 0.75])
-_CLOSE = 1.05
-_ENOUGH = 1.005  # a rate that grew by less changes the plan's value by its square
+_NARROW = 48  # columns
+_CLOSE = 0.1
+_QUICK = 1
+_ENOUGH = 0.002  # a rate that grew by less changes the plan's value by its square
 
 
 @dataclass(slots=True)
@@ -58,22 +62,44 @@ def maximise(problem: Problem, rate: float | None = None) -> Answer:
     if len(problem.verify) == 1:
         return best
     if rate is not None:
-        answer, _ = _respond(problem, rate, None)
+        answer, _, _ = _respond(problem, rate, None)
         worth = answer.gain - best.gain - rate * (answer.seconds - best.seconds)
         return answer if worth > 0.0 else best
     rate = max(_uniform_rate(problem), best.rate)
+    for _ in range(_QUICK):
+        best = _better(best, _each_alone(problem, rate))
+        rate = max(best.rate, rate)
     caps: IntArray | None = None
-    for _ in range(4):
-        answer, caps = _respond(problem, rate, caps)
-        if answer.rate > best.rate:
-            best = answer
-        grown = best.rate / rate
-        if 1.0 <= grown < _ENOUGH:
+    for _ in range(_ROUNDS):
+        answer, caps, is_settled = _respond(problem, rate, caps)
+        best = _better(best, answer)
+        grown = best.rate / rate - 1.0
+        # what is left to gain is at most grown * (seconds / plain seconds - 1)
+        left = grown * (best.seconds / float(problem.verify[0]) - 1.0)
+        if is_settled and grown >= 0.0 and left < _ENOUGH:
             break
-        if not 1.0 / _CLOSE < grown < _CLOSE:
+        if abs(grown) > _CLOSE:
             caps = None
         rate = best.rate
     return best
+
+
+def _better(one: Answer, other: Answer) -> Answer:
+    return other if other.rate > one.rate else one
+
+
+def _each_alone(problem: Problem, rate: float) -> Answer:
+    """Every request's own best, if it paid an equal share of every round and the average token."""
+    batch, last = problem.batch, len(problem.verify) - 1
+    share = problem.round[:, batch] * (rate / batch)
+    token = float(problem.verify[last] - problem.verify[0]) * (rate / last)
+    worth = _worth(problem, rate, share + token)
+    families, lengths = len(worth), problem.lengths
+    best = worth.reshape(families * lengths, batch).argmax(axis=0)
+    arm, length = np.divmod(best, lengths)
+    if last < batch * (lengths - 1) and int(_sum(length)) > last:
+        length = np.minimum(length, last // batch)
+    return evaluate(problem, arm, length)
 
 
 def evaluate(problem: Problem, arm: IntArray, length: IntArray) -> Answer:
@@ -117,22 +143,45 @@ def _uniform_rate(problem: Problem) -> float:
     return float(_max(gain / (verify + rounds[:, None] * _range(lengths)), axis=None))
 
 
-def _respond(problem: Problem, rate: float, caps: IntArray | None) -> tuple[Answer, IntArray]:
-    """The best plan at a price of `rate` tokens per second, and the caps to try next time."""
+def _respond(problem: Problem, rate: float, caps: IntArray | None) -> tuple[Answer, IntArray, bool]:
+    """The best plan at a price of `rate` tokens per second, the caps to try next, if any differ."""
     batch = problem.batch
-    each = (problem.round[:, batch] - problem.round[:, 1]) * (rate / max(batch - 1, 1))
+    each: FloatArray = problem.round[:, batch] - problem.round[:, 1]
+    each = each * (rate / max(batch - 1, 1))
     base = rate * problem.round[:, 1] - each  # tokens per round, however many draft in it
     worth = _worth(problem, rate, each)
-    by_family = worth
-    if len(base) < len(problem.family):
-        by_family = np.maximum.reduceat(worth, problem.first, axis=0)
+    by_family = _best_of_family(problem, worth)
     if caps is None:
         caps = _rank_caps(problem, by_family, base, rate)
-    winner, length = _fill(problem, by_family, base, caps, rate)
+    winner, length, token = _fill(problem, by_family, base, caps, rate)
     rows = _range(batch)
     capped = np.minimum(length, caps[winner, problem.family][:, None])  # [arms, requests]
     arm = worth[_column(len(capped)), capped, rows].argmax(axis=0)
-    return evaluate(problem, arm, capped[arm, rows]), caps
+    answer = evaluate(problem, arm, capped[arm, rows])
+    moved = _move_caps(problem, by_family, base, caps[winner], token)
+    if (moved == caps[winner]).all():
+        return answer, caps, True
+    return answer, np.concatenate([caps, moved[None]]), False
+
+
+def _move_caps(
+    problem: Problem, by_family: FloatArray, base: FloatArray, cap: IntArray, token: float
+) -> IntArray:
+    """Each family's best cap given the others', at a price of `token` tokens per draft token."""
+    families, lengths, batch = by_family.shape
+    costly = [f for f, tokens in enumerate(base.tolist()) if tokens > 1e-12]
+    if not costly or not token:
+        return cap
+    cap = cap.copy()
+    reach = _running(np.maximum, by_family - token * _column(lengths))
+    paid = _range(lengths)
+    for f in costly:
+        others = [reach[g, cap[g]] for g in range(families) if g != f]
+        value = np.maximum(reach[f], _max(others, axis=0)) if others else reach[f]
+        if problem.drafted is not None:
+            paid = np.maximum(_range(lengths) - problem.drafted[f], 0)
+        cap[f] = int((value @ np.ones(batch) - base[f] * paid).argmax())
+    return cap
 
 
 def _worth(problem: Problem, rate: float, each: FloatArray) -> FloatArray:
@@ -149,71 +198,95 @@ def _worth(problem: Problem, rate: float, each: FloatArray) -> FloatArray:
     return worth
 
 
-def _rank_caps(
-    problem: Problem, by_family: FloatArray, base: FloatArray, rate: float
-) -> IntArray:
-    """The most promising caps, `[candidates, families]`."""
+def _best_of_family(problem: Problem, worth: FloatArray) -> FloatArray:
+    """`[families, lengths, requests]`: the best arm of each family at each length."""
+    families = len(problem.first)
+    if families == len(worth):
+        return worth
+    best = np.empty((families, *worth.shape[1:]))
+    ends = [*problem.first[1:].tolist(), len(worth)]
+    for f, (start, end) in enumerate(zip(problem.first.tolist(), ends, strict=True)):
+        _max(worth[start:end], axis=0, out=best[f])
+    return best
+
+
+def _rank_caps(problem: Problem, by_family: FloatArray, base: FloatArray, rate: float) -> IntArray:
+    """The most promising caps, `[candidates, families]`, judged by a sample of the requests."""
     families, lengths, batch = by_family.shape
     costly = [f for f, tokens in enumerate(base.tolist()) if tokens > 1e-12]
     if not costly:
         return np.full((1, families), lengths - 1)
-    levels, grid = _grid(lengths, len(costly), _WORK // batch)
-    prices = _token_prices(problem, rate, _WORK // (batch * len(grid)))
-    # [families, prices, lengths, requests], then the best of at most so many tokens
-    reach = by_family[:, None] - prices[:, None, None] * _column(lengths)
-    np.maximum.accumulate(reach, axis=2, out=reach)
-    if len(levels) < lengths:
-        reach = reach[:, :, levels]
-    value = reach[costly[0]]
-    if len(costly) < families:
-        free = [f for f in range(families) if f not in costly]
-        value = np.maximum(value, _max(reach[free, :, -1], axis=0)[:, None])
-    for f in costly[1:]:  # [prices, caps so far, requests]
-        value = np.maximum(value[:, :, None], reach[f][:, None])
-        value = value.reshape(len(prices), -1, batch)
+    sample = by_family[:, :, :: -(-batch // _SAMPLE)]
+    weight = batch / sample.shape[2]
+    levels, grid = _grid(lengths, len(costly), _WORK // sample.shape[2])
+    prices = _token_prices(problem, rate)
+    value = _best_within(sample, prices, costly, levels)
     paid = grid if problem.drafted is None else np.maximum(grid - problem.drafted[costly], 0)
-    bound = _sum(value, axis=2) - paid @ base[costly]  # [prices, caps]
-    score = bound[0]
-    if len(prices) > 1:
-        totals = _totals(problem.verify)
-        # for every total, what caps can be worth is the least over token prices
-        worth = _min(bound[:, None] + np.multiply.outer(prices, totals)[:, :, None], axis=0)
-        score = _max(worth - rate * problem.verify[totals][:, None], axis=0)
+    bound = value @ np.full(sample.shape[2], weight) - paid @ base[costly]  # [prices, caps]
+    totals = _totals(problem.verify, prices, rate)
+    # for every total, what caps can be worth is the least over token prices
+    worth = _min(bound[:, None] + (prices[:, None] * totals)[:, :, None], axis=0)
+    score = _max(worth - rate * problem.verify[totals][:, None], axis=0)
     keep = max(1, min(_SOLVED // (lengths * batch), len(score)))
     chosen = [int(score.argmax())] if keep == 1 else (-score).argsort(kind="stable")[:keep]
-    caps = np.full((keep, families), lengths - 1)
+    caps = np.empty((keep, families), dtype=np.int64)
+    caps[:] = lengths - 1
     caps[:, costly] = grid[chosen]
     return caps
 
 
-def _token_prices(problem: Problem, rate: float, most: int) -> FloatArray:
-    """Prices of a draft token in tokens: slopes of chords of the verification cost."""
+def _best_within(
+    by_family: FloatArray, prices: FloatArray, costly: list[int], levels: IntArray
+) -> FloatArray:
+    """`[prices, caps, requests]`: every request's best under all combinations of caps."""
+    families, lengths, batch = by_family.shape
+    # [families, prices, lengths, requests], then the best of at most so many tokens
+    reach = by_family[:, None] - (prices[:, None] * _range(lengths))[:, :, None]
+    reach = _running(np.maximum, reach)
+    free = [f for f in range(families) if f not in costly]
+    if len(levels) < lengths:
+        ends, reach = reach[:, :, -1], reach[:, :, levels]
+    else:
+        ends = reach[:, :, -1]
+    value = reach[costly[0]]
+    for f in free:
+        value = np.maximum(value, ends[f][:, None])
+    for f in costly[1:]:  # [prices, caps so far, requests]
+        value = np.maximum(value[:, :, None], reach[f][:, None])
+        value = value.reshape(len(prices), -1, batch)
+    return value
+
+
+def _token_prices(problem: Problem, rate: float) -> FloatArray:
+    """Prices of a draft token in tokens, from the steepest part of verification downwards."""
     verify, last = problem.verify, len(problem.verify) - 1
-    starts, ends = _spans(last, most)
-    prices: FloatArray = (verify[ends] - verify[starts]) * (rate / (ends - starts))
+    starts, ends = _spans(last)
+    slopes = (verify[ends] - verify[starts]) * (rate / (ends - starts))
+    prices: FloatArray = float(_max(slopes)) * _SHARES
     if last < problem.batch * (problem.lengths - 1):  # KV slots are scarce: they have a price too
         prices = np.concatenate([prices, _SCARCE])
     return prices
 
 
 @cache
-def _spans(last: int, most: int) -> tuple[IntArray, IntArray]:
-    """Where chords of the verification cost start and end: the whole, halves, ..."""
-    cuts = [(0, 1), (0.5, 1), (0, 0.5), (0.25, 0.75), (0, 0.25), (0.75, 1)][: max(1, most)]
-    spans = np.array(cuts[:_PRICES]).T * last
-    starts = np.floor(spans[0]).astype(int)
-    return starts, np.maximum(np.ceil(spans[1]).astype(int), starts + 1)
+def _spans(last: int) -> tuple[IntArray, IntArray]:
+    """Where chords of the verification cost start and end: the whole and its quarters."""
+    starts = np.array([0, last // 4, last // 2, last * 3 // 4, 0])
+    return starts, np.maximum(
+        np.array([last // 4, last // 2, last * 3 // 4, last, last]), starts + 1
+    )
 
 
 @cache
-def _ends(last: int, count: int) -> IntArray:
-    return np.ceil(np.linspace(0, last, count + 1)[1:]).astype(np.int64)
+def _evenly(last: int) -> IntArray:
+    return np.linspace(last / _TOTALS, last, _TOTALS).astype(np.int64)
 
 
-def _totals(verify: FloatArray) -> IntArray:
-    """Some totals of draft tokens, each the largest of its price."""
-    totals = verify.searchsorted(verify[_ends(len(verify) - 1, _TOTALS)], "right") - 1
-    return np.maximum(totals, 0)
+def _totals(verify: FloatArray, prices: FloatArray, rate: float) -> IntArray:
+    """Totals of draft tokens where verification is about to become dearer."""
+    totals = verify.searchsorted(verify[_evenly(len(verify) - 1)], "right") - 1
+    corners = (rate * verify - prices[:, None] * _range(len(verify))).argmin(axis=1)
+    return np.concatenate([np.maximum(totals, 0), corners])
 
 
 @cache
@@ -234,13 +307,13 @@ def _grid(lengths: int, families: int, work: int) -> tuple[IntArray, IntArray]:
 
 def _fill(
     problem: Problem, by_family: FloatArray, base: FloatArray, caps: IntArray, rate: float
-) -> tuple[int, IntArray]:
-    """The index of the best of the caps, and the length of every request under it."""
+) -> tuple[int, IntArray, float]:
+    """The index of the best of the caps, every request's length, and what the last token was worth."""
     families, lengths, batch = by_family.shape
-    capped = np.minimum(caps[:, :, None], _range(lengths))  # [candidates, families, lengths]
-    value = _max(by_family[_column(families), capped], axis=1)
-    slope = _envelope_slopes(value)  # [candidates, K, requests]
-    falling = -slope.reshape(len(caps), -1)
+    capped = np.minimum(caps.T[:, None], _column(lengths))  # [families, lengths, candidates]
+    value = _max(by_family[_range(families)[:, None, None], capped], axis=0)
+    slope = _envelope_slopes(value.reshape(lengths, -1)).reshape(lengths - 1, -1, batch)
+    falling = -slope.swapaxes(0, 1).reshape(len(caps), -1)
     falling.sort(axis=1)
     total = np.zeros((len(caps), len(problem.verify)))
     np.add.accumulate(falling[:, : total.shape[1] - 1], axis=1, out=total[:, 1:])
@@ -249,30 +322,48 @@ def _fill(
     total += (paid @ base)[:, None]
     winner, tokens = divmod(int(total.argmin()), total.shape[1])
     if not tokens:
-        return winner, np.zeros(batch, dtype=np.int64)
-    return winner, _take(slope[winner], -float(falling[winner, tokens - 1]), tokens)
+        return winner, np.zeros(batch, dtype=np.int64), 0.0
+    least = -float(falling[winner, tokens - 1])
+    return winner, _take(slope[:, winner], least, tokens), least
 
 
 def _envelope_slopes(value: FloatArray) -> FloatArray:
-    """Slopes of the least concave majorant of `value[c, n, r]` over n, `[c, K, r]`.
+    """Slopes `[K, rows]` of the least concave majorant of `value[n, row]` over n.
 
     slope[n] = min over m <= n of max over k >= m of (value[k] - value[m - 1]) / (k - m + 1)
     """
-    slope = value[:, 1:] - value[:, :-1]
-    if not (slope[:, 1:] > slope[:, :-1]).any():
-        return slope
-    start, end, length, first = _chords(value.shape[1])
-    chord = value[:, end] - value[:, start]
-    chord /= length
-    ahead = np.maximum.reduceat(chord, first, axis=1)
-    return np.minimum.accumulate(ahead, axis=1, out=ahead)
+    slope = value[1:] - value[:-1]
+    convex = np.flatnonzero(np.logical_or.reduce(slope[1:] > slope[:-1], axis=0))
+    if len(convex):
+        start, end, inverse, first = _chords(len(value))
+        rows = value[:, convex]
+        chord = (rows.take(end, axis=0) - rows.take(start, axis=0)) * inverse
+        if len(convex) < _NARROW:
+            ahead = np.maximum.reduceat(chord, first, axis=0)
+        else:
+            ahead = np.empty((len(first), len(convex)))
+            for m, (low, high) in enumerate(zip(first, [*first[1:], len(start)], strict=True)):
+                _max(chord[low:high], axis=0, out=ahead[m])
+        slope[:, convex] = _running(np.minimum, ahead[None])[0]
+    return slope
 
 
 @cache
-def _chords(lengths: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """All pairs start < end of lengths, sorted; their distances `[pairs, 1]`; where starts begin."""
+def _chords(lengths: int) -> tuple[IntArray, IntArray, FloatArray, list[int]]:
+    """All pairs start < end of lengths, sorted; 1 / distance `[pairs, 1]`; where starts begin."""
     start, end = np.triu_indices(lengths, 1)
-    return start, end, (end - start)[:, None], np.searchsorted(start, np.arange(lengths - 1))
+    first = np.searchsorted(start, np.arange(lengths - 1)).tolist()
+    return start, end, 1.0 / (end - start)[:, None], first
+
+
+def _running(of: np.ufunc, values: FloatArray) -> FloatArray:
+    """`of.accumulate` over the last axis but one, in place; numpy's is slow where rows are wide."""
+    if values.shape[-1] < _NARROW:
+        of.accumulate(values, axis=-2, out=values)
+    else:
+        for n in range(1, values.shape[-2]):
+            of(values[..., n, :], values[..., n - 1, :], out=values[..., n, :])
+    return values
 
 
 def _take(slope: FloatArray, least: float, tokens: int) -> IntArray:
@@ -280,7 +371,7 @@ def _take(slope: FloatArray, least: float, tokens: int) -> IntArray:
 
     Among equal slopes the first requests win, so that the answer does not depend on a sort.
     """
-    length = _sum(slope >= least, axis=0)
+    length: IntArray = _sum(slope >= least, axis=0)
     while (surplus := int(_sum(length)) - tokens) > 0:
         last = slope[np.maximum(length - 1, 0), _range(len(length))]
         equal = np.flatnonzero((last == least) & (length > 0))

@@ -32,7 +32,9 @@ class Probing:
     def update(self, observation: Observation) -> None:
         """Let arms that are off earn; what was drafted spends."""
         self._shadowed.update(
-            arm for arm, lengths in observation.shadow.items() if any(n is not None for n in lengths)
+            arm
+            for arm, lengths in observation.shadow.items()
+            if any(n is not None for n in lengths)
         )
         drafted = {choice.drafter for choice in observation.plan.choices}
         offered = {arm for request in observation.view.requests for arm in request.drafters}

@@ -40,12 +40,12 @@ class Problem:
     @property
     def batch(self) -> int:
         """Requests."""
-        return self.gain.shape[2]
+        return int(self.gain.shape[2])
 
     @property
     def lengths(self) -> int:
         """Draft lengths to choose from, 0 included: K + 1."""
-        return self.gain.shape[1]
+        return int(self.gain.shape[1])
 
 
 def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Problem:
@@ -63,7 +63,9 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     limit, catch_up_tokens = _limits(view, arms, lengths - 1)
     gain = _gain([belief.survival[arm] for arm in arms], lengths, batch, limit)
     draft_tokens = max(min(batch * (lengths - 1), view.free_kv_tokens), 0)
-    tokens = np.arange(batch + view.prefill_tokens, batch + view.prefill_tokens + draft_tokens + 1.0)
+    tokens = np.arange(
+        batch + view.prefill_tokens, batch + view.prefill_tokens + draft_tokens + 1.0
+    )
     verify = belief.cost.verify_seconds(tokens, float(np.add.reduce(context)), batch)
     table, excess = _rounds(belief.cost, layout, context)
     catch_up = None
@@ -130,12 +132,13 @@ def to_plan(problem: Problem, view: BatchView, arm: IntArray, length: IntArray, 
     """The plan of `length[r]` tokens by `arms[arm[r]]`, within every request's limits."""
     if problem.limit is not None:
         length = np.minimum(length, problem.limit[arm, np.arange(problem.batch)])
+    choices = _choices(problem.arms, problem.lengths)
     off = Choice.off()
-    choices = [
-        Choice.of(name, n) if n > 0 and (name := problem.arms[a]) in request.drafters else off
+    chosen = [
+        choices[a][n] if problem.arms[a] in request.drafters else off
         for request, a, n in zip(view.requests, arm.tolist(), length.tolist(), strict=True)
     ]
-    return Plan(tuple(choices), why)
+    return Plan(tuple(chosen), why)
 
 
 def _limits(
@@ -149,6 +152,8 @@ def _limits(
     catch_up: dict[tuple[int, int], int] = {}
     index = {arm: a for a, arm in enumerate(arms)}
     for r, request in enumerate(view.requests):
+        if not request.hints:
+            continue
         for name, hint in request.hints.items():
             a = index.get(name)
             if a is None:
@@ -213,6 +218,11 @@ def _catch_up(
     for (a, r), count in tokens.items():
         seconds[a, r] = float(price(family_of(arms[a]), count))
     return seconds
+
+
+@cache
+def _choices(arms: tuple[str, ...], lengths: int) -> tuple[tuple[Choice, ...], ...]:
+    return tuple(tuple(Choice.of(arm, n) for n in range(lengths)) for arm in arms)
 
 
 @cache

@@ -8,27 +8,28 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationError
+from pydantic.fields import FieldInfo
 
 from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.policies.base import Policy, PolicyConfig
 
 __all__ = ["PolicySpec", "build", "names", "parse", "register"]
 
-_Config = TypeVar("_Config", bound=type[PolicyConfig])
+_Config = TypeVar("_Config", bound=PolicyConfig)
 _CONFIGS: dict[str, type[PolicyConfig]] = {}
 
 
-def register(config: _Config) -> _Config:
+def register(config: type[_Config]) -> type[_Config]:
     """Make a policy known by its config's `kind`. Usable as a decorator.
 
     Raises `ConfigError` where `kind` has no default or is taken by another config.
     """
-    field = config.model_fields.get("kind")
+    fields: Mapping[str, FieldInfo] = config.model_fields
+    field = fields.get("kind")
     kind = None if field is None else field.default
     if not isinstance(kind, str):
         raise ConfigError(
-            f"{config.__name__} has no kind; add a field such as "
-            'kind: Literal["mine"] = "mine"'
+            f'{config.__name__} has no kind; add a field such as kind: Literal["mine"] = "mine"'
         )
     if _CONFIGS.get(kind, config) is not config:
         raise ConfigError(f"policy name {kind!r} is taken by {_CONFIGS[kind].__name__}; rename one")

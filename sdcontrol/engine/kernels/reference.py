@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from sdcontrol.engine.kv_cache import KVCache
+from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import AttentionGroup, PackedBatch, ancestors
 
 __all__ = ["TorchAttention"]
+
+_COPIED_BYTES_PER_CALL = 384 * 1024  # copying this much takes about as long as one more call
 
 
 class TorchAttention:
@@ -32,15 +34,55 @@ def _attend_group(
     layer: int, query: Tensor, cache: KVCache, group: AttentionGroup, scale: float
 ) -> Tensor:
     queries = query.narrow(1, group.first_token, group.num_tokens)
+    window = cache.layers[layer].window
+    if group.num_requests > 1 and _is_cheaper_one_by_one(cache.layers[layer], queries, group):
+        return _attend_one_by_one(layer, queries, cache, group, scale)
     keys, values = _keys_and_values(layer, cache, group)
     if group.num_requests == 1 and group.num_tokens > 1:
-        return _attend_alone(queries, keys, values, group, scale, cache.layers[layer].window)
-    return _attend_folded(queries, keys, values, group, scale, cache.layers[layer].window)
+        return _attend_alone(queries, keys, values, group, scale, window)
+    return _attend_folded(queries, keys, values, group, scale, window)
+
+
+def _is_cheaper_one_by_one(layer: LayerShape, queries: Tensor, group: AttentionGroup) -> bool:
+    """On a CPU, whether copying the pages costs more than a call for each request."""
+    if group.first_slots is None or queries.device.type != "cpu":
+        return False
+    return layer.bytes_per_token * group.num_keys > _COPIED_BYTES_PER_CALL
+
+
+def _attend_one_by_one(
+    layer: int, queries: Tensor, cache: KVCache, group: AttentionGroup, scale: float
+) -> Tensor:
+    """Each request on its own, over keys that are consecutive and need no copy."""
+    assert group.first_slots is not None
+    kv_heads = cache.layers[layer].num_kv_heads
+    shared = queries.shape[0] // kv_heads
+    mask = attention_mask(group, cache.layers[layer].window, queries.dtype, shared)
+    parts: list[Tensor] = []
+    first = 0
+    for row, (slot, length) in enumerate(zip(group.first_slots, group.lengths, strict=True)):
+        num_keys = group.starts[row] + length
+        keys, values = cache.span(layer, slot, num_keys)
+        own = queries.narrow(1, first, length).view(kv_heads, shared, length, -1)
+        folded = own.transpose(1, 2).reshape(1, kv_heads, length * shared, -1)
+        sees_all = length == 1 and cache.layers[layer].window is None
+        seen = None if mask is None or sees_all else mask[row : row + 1, :, : length * shared]
+        out = functional.scaled_dot_product_attention(
+            folded,
+            keys,
+            values,
+            attn_mask=None if seen is None else seen[..., :num_keys],
+            scale=scale,
+        )
+        out = out.view(kv_heads, length, shared, -1).transpose(0, 1)
+        parts.append(out.reshape(length, kv_heads * shared, -1))
+        first += length
+    return torch.cat(parts)
 
 
 def _keys_and_values(layer: int, cache: KVCache, group: AttentionGroup) -> tuple[Tensor, Tensor]:
-    if group.first_slot is not None:
-        return cache.span(layer, group.first_slot, group.num_keys)
+    if group.num_requests == 1 and group.first_slots is not None:
+        return cache.span(layer, group.first_slots[0], group.num_keys)
     keys, values = cache.gather(layer, group.pages_of(layer))
     return keys[:, :, : group.num_keys], values[:, :, : group.num_keys]
 

@@ -1,0 +1,1 @@
+"""Speed, never correctness: `python -m benchmarks` runs all and writes `benchmarks/results/`."""

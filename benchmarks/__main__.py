@@ -1,0 +1,25 @@
+"""Run every benchmark: `python -m benchmarks`."""
+
+import subprocess
+import sys
+
+COMMANDS = (
+    ("benchmarks.engine", "--dtype", "float32"),
+    ("benchmarks.engine", "--dtype", "bfloat16"),
+    ("benchmarks.ngram",),
+    ("benchmarks.divergence",),
+    ("benchmarks.policies",),
+)
+
+
+def main() -> int:
+    """Run them one after the other; 1 if any failed."""
+    failed = 0
+    for module, *arguments in COMMANDS:
+        print(f"==> python -m {module} {' '.join(arguments)}", flush=True)
+        failed |= subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

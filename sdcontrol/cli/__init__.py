@@ -1,0 +1,52 @@
+"""The command `sdcontrol`: one function per command, one line in `_COMMANDS`.
+
+    exit code 0    done
+              1    it failed while running, or some prompt was refused
+              2    it was asked for something that cannot be: usage, settings, files, models
+              130  interrupted; what was finished is kept
+
+Knows commands and exit codes; what a command does stands in its own module. Importing this loads
+neither torch nor transformers.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from sdcontrol.cli.command import Parser, exit_code, logging_to_stderr, message_of, new_parser
+from sdcontrol.cli.generate import add_generate
+
+__all__ = ["main"]
+
+_COMMANDS = (add_generate,)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` (without the program's name) asks for; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    is_debugging = "--debug" in arguments
+    try:
+        with logging_to_stderr(is_debugging):
+            options = _parser().parse_args(arguments)
+            code: int = options.run(options)
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt:
+        print("sdcontrol: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read the output has enough; let nobody flush into the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if is_debugging:
+            traceback.print_exc()
+        print(f"sdcontrol: error: {message_of(error)}", file=sys.stderr)
+        return exit_code(error)
+
+
+def _parser() -> Parser:
+    parser, commands = new_parser()
+    for add in _COMMANDS:
+        add(commands)
+    return parser

@@ -1,0 +1,99 @@
+"""What all commands share: parsing, logging, and what an error means to a shell.
+
+Knows no command.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn, TypeAlias
+
+from sdcontrol import __version__
+from sdcontrol.errors import ConfigError, SdcontrolError, UnsupportedGeneration, UnsupportedModel
+
+__all__ = [
+    "Commands",
+    "Parser",
+    "UsageError",
+    "add_command",
+    "exit_code",
+    "logging_to_stderr",
+    "message_of",
+    "new_parser",
+]
+
+_BAD_REQUESTS = (ConfigError, UnsupportedModel, UnsupportedGeneration)
+
+
+class UsageError(ConfigError):
+    """The command line cannot be understood."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage and leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UsageError`."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""Where a command adds its parser."""
+
+
+def new_parser() -> tuple[Parser, Commands]:
+    """The parser of the program, and the place for its commands."""
+    parser = Parser(
+        prog="sdcontrol",
+        description="Adaptive speculation control for LLM decoding.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"sdcontrol {__version__}")
+    return parser, parser.add_subparsers(metavar="COMMAND", required=True)
+
+
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], description: str
+) -> Parser:
+    """A parser for the command `name`, which `run` executes; it returns the exit code."""
+    parser = commands.add_parser(
+        name, help=description, description=description, allow_abbrev=False
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", metavar="PATH", help="write the result as JSON, for machines")
+    parser.add_argument("--debug", action="store_true", help="show logs, and tracebacks of errors")
+    return parser
+
+
+def exit_code(error: Exception) -> int:
+    """2 for what was asked wrongly, 1 for what went wrong."""
+    return 2 if isinstance(error, _BAD_REQUESTS) else 1
+
+
+def message_of(error: Exception) -> str:
+    """One line. An error that nobody foresaw says its type, and how to see more."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    if isinstance(error, SdcontrolError):
+        return " ".join(line.strip() for line in lines)
+    if isinstance(error, OSError):
+        return lines[0]
+    return f"{type(error).__name__}: {lines[0]} (--debug shows where)"
+
+
+@contextmanager
+def logging_to_stderr(is_debugging: bool) -> Iterator[None]:
+    """Log warnings, or everything, to standard error meanwhile; output has standard output."""
+    import structlog
+
+    before = structlog.get_config()
+    level = logging.DEBUG if is_debugging else logging.WARNING
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,94 @@
+"""Prompts from the command line, files and standard input.
+
+Knows files and their lines; nothing of tokens or models.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from sdcontrol.errors import ConfigError
+
+__all__ = ["Prompt", "read_prompts"]
+
+_JSON_LINES = {".jsonl", ".ndjson"}
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue, and what to call it."""
+
+    id: str | int
+    text: str
+
+
+def read_prompts(given: Sequence[str], paths: Sequence[str], stdin: TextIO) -> list[Prompt]:
+    """All prompts: those given, of which "-" is standard input, then those of the files, in order.
+
+    A file of JSON lines has one prompt in each: `{"prompt": "...", "id": ...}`, where `id` (a
+    string or whole number) may be left out. Any other file is one prompt, to the last character.
+    Raises `ConfigError` for a file that cannot be read, a bad line, an id that comes twice.
+    """
+    prompts = [
+        Prompt(f"prompt-{number}", _read_stdin(stdin) if text == STANDARD_INPUT else text)
+        for number, text in enumerate(given, start=1)
+    ]
+    for path in paths:
+        prompts.extend(_read_file(path))
+    if not prompts:
+        raise ConfigError("no prompt; give one, or --file PATH, or - for standard input")
+    _check(prompts)
+    return prompts
+
+
+def _read_stdin(stdin: TextIO) -> str:
+    try:
+        return stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input is no UTF-8 text: {error.reason}") from error
+
+
+def _read_file(path: str) -> Iterator[Prompt]:
+    try:
+        text = Path(path).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if Path(path).suffix not in _JSON_LINES:
+        return iter([Prompt(path, text)])
+    return _json_lines(path, text.split("\n"))
+
+
+def _json_lines(path: str, lines: Iterable[str]) -> Iterator[Prompt]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _json_line(f"{path}:{number}", line)
+
+
+def _json_line(where: str, line: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: no JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
+        raise ConfigError(f'{where}: no prompt; a line is {{"prompt": "some text"}}')
+    name = entry.get("id", where)
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise ConfigError(f"{where}: id={name!r}; give a string or a whole number")
+    return Prompt(name, entry["prompt"])
+
+
+def _check(prompts: Iterable[Prompt]) -> None:
+    seen: set[str | int] = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise ConfigError(f"two prompts have the id {prompt.id!r}; rename one")
+        seen.add(prompt.id)
+        try:
+            prompt.text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"prompt {prompt.id!r} is no text: {error.reason}") from error

@@ -1,0 +1,69 @@
+"""The drafting rounds of one family, priced by what rounds took.
+
+Knows nothing of the target's forward. A round of B requests that read V KV tokens takes
+`c0 + c1 B + c2 V`; a catch-up takes a multiple of what was assumed of it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdcontrol.core import FloatArray
+from sdcontrol.estimators.loads import DraftLoad
+from sdcontrol.estimators.regression import OnlineRegression
+
+__all__ = ["LearntRounds", "RoundPrice"]
+
+_SPREAD_SHARE, _SPREAD_FLOOR = 0.5, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPrice:
+    """Seconds of one drafting round: `constant + per_request B + per_kv_token V`."""
+
+    constant: float
+    per_request: float
+    per_kv_token: float
+
+    def seconds(
+        self, num_requests: FloatArray | float, kv_tokens: FloatArray | float
+    ) -> FloatArray:
+        """Of one round; arguments broadcast."""
+        requests, kv = np.asarray(num_requests, float), np.asarray(kv_tokens, float)
+        return np.asarray(self.constant + self.per_request * requests + self.per_kv_token * kv)
+
+
+class LearntRounds:
+    """Prices of one family, from an assumption and measurements."""
+
+    def __init__(self, assumed: RoundPrice, first: DraftLoad) -> None:
+        self._regression = _regression(assumed, first)
+        self.price = assumed
+
+    @property
+    def catch_up_ratio(self) -> float:
+        """Seconds of catch-up per second assumed."""
+        return float(self._regression.coefficients[3])
+
+    def update(self, load: DraftLoad, assumed_catch_up_seconds: float, seconds: float) -> None:
+        """Learn what all rounds of one step took together, catch-up included."""
+        self._regression.update(_features(load, assumed_catch_up_seconds), seconds)
+        constant, per_request, per_kv_token, _ = self._regression.coefficients.tolist()
+        self.price = RoundPrice(constant, per_request, per_kv_token)
+
+
+def _features(load: DraftLoad, catch_up_seconds: float) -> FloatArray:
+    rounds = float(len(load.num_requests))
+    drafted, read = float(load.num_requests.sum()), float(load.kv_tokens.sum())
+    return np.array([rounds, drafted, read, catch_up_seconds])
+
+
+def _regression(assumed: RoundPrice, first: DraftLoad) -> OnlineRegression:
+    """Relative to what the first load was assumed to take; its rounds alone, if that is nothing."""
+    units = _features(first, 1.0)
+    parts = units[:3] * np.array([assumed.constant, assumed.per_request, assumed.per_kv_token])
+    total = float(parts.sum())
+    shares = parts / total if total > 0.0 else np.array([1.0, 0.0, 0.0])
+    units[3] = total if total > 0.0 else 1.0  # one assumed second is one assumed second
+    prior = np.append(shares, 1.0)
+    return OnlineRegression(units, prior, _SPREAD_SHARE * prior + _SPREAD_FLOOR)

@@ -1,0 +1,1 @@
+"""Comparisons of policies: runs, statistics, reports."""

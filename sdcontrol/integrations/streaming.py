@@ -1,0 +1,67 @@
+"""Tokens and text of several requests as they come.
+
+Knows events and tokenizers; nothing of models, drafts or how a step is made.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sdcontrol.engine.stats import DrafterStats
+from sdcontrol.errors import ConfigError, UnsupportedGeneration
+from sdcontrol.integrations.detokenizer import Detokenizer
+from sdcontrol.integrations.feed import Consumer
+from sdcontrol.integrations.generate_call import Speculation
+
+__all__ = ["StreamEvent", "check_stream", "stream_events"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """New tokens of one request. `index` is its place among the prompts."""
+
+    request_id: str
+    index: int
+    tokens: tuple[int, ...]
+    text: str  # empty without a tokenizer; what later tokens may change comes with those
+    finish_reason: str | None = None  # eos, length, stop, cancelled; None: there is more to come
+    drafters: Mapping[str, DrafterStats] = field(default_factory=dict)
+    # ^ with the last event: what each drafter arm did for this request
+
+
+def stream_events(
+    consumer: Consumer, places: Mapping[str, tuple[int, Detokenizer]]
+) -> Iterator[StreamEvent]:
+    """A consumer's events with their text; `places` has a prompt's place by request id."""
+    for event in consumer:
+        index, detokenizer = places[event.request_id]
+        is_last = event.finish_reason is not None
+        yield StreamEvent(
+            event.request_id,
+            index,
+            event.tokens,
+            detokenizer.add(event.tokens, is_last=is_last),
+            event.finish_reason,
+            consumer.drafts_of(event.request_id) if is_last else {},
+        )
+
+
+def check_stream(
+    prompts: Sequence[str | Sequence[int]],
+    seeds: Sequence[int] | None,
+    speculation: Sequence[Speculation] | None,
+    options: Mapping[str, object],
+) -> None:
+    """Raise `ConfigError` or `UnsupportedGeneration` for arguments that do not go together."""
+    if isinstance(prompts, str):
+        raise ConfigError("prompts is one string; give a list of prompts")
+    for name, values in (("seeds", seeds), ("speculation", speculation)):
+        if values is not None and len(values) != len(prompts):
+            raise ConfigError(f"{len(values)} {name} for {len(prompts)} prompts; give one each")
+    for name in ("seed", "request_id"):
+        if name in options:
+            raise ConfigError(f"{name}={options[name]!r} is of one request; use seeds, and index")
+    if options.get("num_return_sequences") not in (None, 1):
+        raise UnsupportedGeneration(
+            f"num_return_sequences={options['num_return_sequences']!r}: a stream has one text per "
+            "prompt; give the prompt as often as you want texts"
+        )

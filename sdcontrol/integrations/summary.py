@@ -1,0 +1,73 @@
+"""What speculation did, as lines for people and as a record for machines.
+
+Knows the statistics of an engine; nothing of terminals or files.
+"""
+
+from dataclasses import asdict
+
+from sdcontrol.engine.stats import EngineStats
+
+__all__ = ["summary_lines", "summary_record"]
+
+_HEADER = f"{'drafter':<20} {'steps':>7} {'proposed':>9} {'accepted':>9} {'rate':>6} {'length':>7}"
+
+
+def summary_lines(stats: EngineStats) -> list[str]:
+    """A few lines of text: speed, acceptance by drafter, where the time went, what went wrong."""
+    seconds = sum(stats.seconds.values())
+    lines = [
+        f"{stats.emitted} tokens in {stats.steps} steps and {seconds:.2f} s: "
+        f"{_per(stats.emitted, seconds):.1f} tokens/s, "
+        f"{stats.tokens_per_step:.2f} tokens per request and step"
+    ]
+    lines += _drafter_lines(stats)
+    shares = sorted(stats.seconds.items(), key=lambda item: -item[1])
+    if seconds:
+        parts = ", ".join(f"{name} {100 * spent / seconds:.0f}%" for name, spent in shares)
+        lines.append(f"time: {parts}")
+    if stats.faults:
+        lines.append(f"faults: {len(stats.faults)}, the first: {stats.faults[0]}")
+    return lines
+
+
+def summary_record(stats: EngineStats) -> dict[str, object]:
+    """The same for machines: plain numbers, strings, lists and mappings."""
+    drafters = {
+        arm: {
+            **asdict(drafter),
+            "acceptance_rate": drafter.acceptance_rate,
+            "acceptance_length": drafter.acceptance_length,
+        }
+        for arm, drafter in stats.drafters.items()
+    }
+    chosen = sorted(stats.lengths.items())
+    return {
+        "steps": stats.steps,
+        "emitted_tokens": stats.emitted,
+        "prefill_tokens": stats.prefill_tokens,
+        "tokens_per_step": stats.tokens_per_step,
+        "tokens_per_second": _per(stats.emitted, sum(stats.seconds.values())),
+        "seconds": dict(stats.seconds),
+        "drafters": drafters,
+        "choices": [
+            {"drafter": arm, "num_draft_tokens": length, "times": times}
+            for (arm, length), times in chosen
+        ],
+        "faults": list(stats.faults),
+    }
+
+
+def _drafter_lines(stats: EngineStats) -> list[str]:
+    if not stats.drafters:
+        return ["no drafts"]
+    off = sum(times for (arm, _), times in stats.lengths.items() if arm == "off")
+    rows = [
+        f"{arm:<20} {drafter.steps:>7} {drafter.proposed:>9} {drafter.accepted:>9} "
+        f"{100 * drafter.acceptance_rate:>5.0f}% {drafter.acceptance_length:>7.2f}"
+        for arm, drafter in sorted(stats.drafters.items())
+    ]
+    return [_HEADER, *rows, f"{'off':<20} {off:>7}"]
+
+
+def _per(count: float, seconds: float) -> float:
+    return count / seconds if seconds else 0.0

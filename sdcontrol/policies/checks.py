@@ -1,0 +1,208 @@
+"""Contract checks for policies: import them in your tests and run them on your own.
+
+    check_policy(policies.build({"kind": "mine"}))
+
+Knows nothing of how a policy decides. Views, beliefs and observations are drawn from a seed, so a
+failure repeats. Raises `AssertionError` that names the broken rule.
+"""
+
+import copy
+
+import numpy as np
+
+from sdcontrol.core import (
+    BatchView,
+    Belief,
+    FloatArray,
+    Hint,
+    Observation,
+    Plan,
+    RequestView,
+    Timing,
+)
+from sdcontrol.errors import PlanError
+from sdcontrol.policies.base import Policy, Refiner
+
+__all__ = ["ToyCost", "check_policy", "random_belief", "random_observation", "random_view"]
+
+_ARMS = ("ngram", "sparse_kv:512", "sparse_kv:2048", "draft_model")
+
+
+class ToyCost:
+    """A cost with a memory-bound plateau, a staircase and a price per drafting round."""
+
+    def verify_seconds(
+        self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
+    ) -> FloatArray:
+        """Flat up to 16 tokens, then by steps of 8."""
+        steps = np.ceil(np.maximum(np.asarray(num_tokens) - 16.0, 0.0) / 8.0)
+        return np.asarray(4e-3 + 4e-4 * steps + 1e-8 * np.asarray(kv_tokens))
+
+    def draft_seconds(
+        self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
+    ) -> FloatArray:
+        """Free for `ngram`."""
+        base = 0.0 if family == "ngram" else 5e-4
+        each = 0.0 if family == "ngram" else 1e-5
+        per_token = 0.0 if family == "ngram" else 1e-9
+        return np.asarray(
+            base + each * np.asarray(num_requests) + per_token * np.asarray(kv_tokens)
+        )
+
+    def overhead_seconds(self) -> float:
+        """A tenth of a millisecond."""
+        return 1e-4
+
+    def catch_up_seconds(self, family: str, num_tokens: int) -> float:
+        """Ten microseconds per token."""
+        return 1e-5 * num_tokens
+
+
+def check_policy(policy: Policy, seed: int = 0, rounds: int = 60) -> None:
+    """Raise `AssertionError` where `policy` breaks the contract. The policy itself is not changed.
+
+    Plans fit their views (no requests, opted-out requests, one remaining token, no free KV, hints
+    that allow nothing); planning and refining change nothing and repeat; any valid observation is
+    accepted; a clone is independent; refining only drops suffixes.
+    """
+    generator = np.random.default_rng(seed)
+    tried = policy.clone()
+    assert type(tried) is type(policy), "clone() returned another type"
+    for step in range(rounds):
+        view = random_view(generator, step)
+        belief = random_belief(generator, view)
+        plan = _check_plan(tried, view, belief)
+        drafted = [choice.num_draft_tokens for choice in plan.choices]
+        confidence = tuple(tuple(generator.uniform(0, 1, n).tolist()) for n in drafted)
+        submitted = _check_refine(tried, view, plan, confidence, belief)
+        observation = random_observation(generator, view, plan, submitted, confidence)
+        _check_clone(tried, view, belief, observation)
+        tried.update(observation)
+
+
+def random_view(generator: np.random.Generator, step: int) -> BatchView:
+    """A view of 0 to 12 requests, corners included."""
+    count = int(generator.choice([0, 1, 2, 5, 12], p=[0.1, 0.2, 0.2, 0.3, 0.2]))
+    requests = tuple(_random_request(generator, f"r{step % 3}.{i}") for i in range(count))
+    free = int(generator.choice([0, 1, 3, 1000], p=[0.1, 0.1, 0.1, 0.7]))
+    prefill = int(generator.choice([0, 64], p=[0.8, 0.2]))
+    return BatchView(step=step, requests=requests, free_kv_tokens=free, prefill_tokens=prefill)
+
+
+def random_belief(generator: np.random.Generator, view: BatchView, depth: int = 6) -> Belief:
+    """Survival of every arm that the view offers, 0 where a request may not use it."""
+    survival = {}
+    for arm in _ARMS:
+        allowed = np.array([arm in request.drafters for request in view.requests], dtype=bool)
+        hazards = generator.uniform(0.05, 1.0, (len(view.requests), depth))
+        if allowed.any():
+            survival[arm] = np.cumprod(hazards, axis=1) * allowed[:, None]
+    return Belief(survival=survival, cost=ToyCost())
+
+
+def random_observation(
+    generator: np.random.Generator,
+    view: BatchView,
+    plan: Plan,
+    submitted: Plan | None = None,
+    confidence: tuple[tuple[float, ...], ...] | None = None,
+) -> Observation:
+    """Something that may come of `plan`, shortened to `submitted` by refinement."""
+    drafted = tuple(choice.num_draft_tokens for choice in plan.choices)
+    proposed = tuple(choice.num_draft_tokens for choice in (submitted or plan).choices)
+    accepted = tuple(int(generator.integers(0, n + 1)) for n in proposed)
+    emitted = tuple(
+        min(n + 1, request.remaining_tokens)
+        for n, request in zip(accepted, view.requests, strict=True)
+    )
+    shadow = tuple(
+        int(generator.integers(0, 5)) if generator.random() < 0.5 else None for _ in view.requests
+    )
+    draft_seconds = {"draft_model": float(generator.exponential(1e-3))}
+    verify = float(generator.choice([generator.exponential(5e-3), 0.0], p=[0.9, 0.1]))
+    return Observation(
+        view=view,
+        plan=plan,
+        drafted=drafted,
+        proposed=proposed,
+        accepted=accepted,
+        emitted=emitted,
+        timing=Timing(draft_seconds=draft_seconds, verify_seconds=verify),
+        confidence=confidence,
+        shadow={"ngram": shadow} if generator.random() < 0.5 else {},
+    )
+
+
+def _random_request(generator: np.random.Generator, name: str) -> RequestView:
+    arms = tuple(arm for arm in _ARMS if generator.random() < 0.8)
+    hints = {arm: _random_hint(generator) for arm in arms if generator.random() < 0.4}
+    return RequestView(
+        id=name,
+        context_tokens=int(generator.integers(1, 5000)),
+        generated_tokens=int(generator.integers(0, 300)),
+        remaining_tokens=int(generator.choice([1, 2, 4, 200], p=[0.1, 0.1, 0.1, 0.7])),
+        temperature=float(generator.choice([0.0, 1.0])),
+        drafters=arms if generator.random() < 0.85 else (),
+        hints=hints,
+    )
+
+
+def _random_hint(generator: np.random.Generator) -> Hint:
+    most = None if generator.random() < 0.4 else int(generator.integers(0, 5))
+    return Hint(
+        max_draft_tokens=most,
+        match_tokens=int(generator.integers(0, 30)) if generator.random() < 0.5 else None,
+        confidence=float(generator.random()) if generator.random() < 0.5 else None,
+        catch_up_tokens=int(generator.choice([0, 1, 40])),
+    )
+
+
+def _check_plan(policy: Policy, view: BatchView, belief: Belief) -> Plan:
+    before = copy.deepcopy(policy)
+    plan = policy.plan(view, belief)
+    try:
+        plan.check(view)
+    except PlanError as error:
+        raise AssertionError(f"plan does not fit its view: {error}") from error
+    _check_hints(view, plan)
+    assert policy.plan(view, belief) == plan, "the same state, view and belief gave another plan"
+    assert before.plan(view, belief) == plan, "planning changed the policy's state"
+    return plan
+
+
+def _check_hints(view: BatchView, plan: Plan) -> None:
+    for request, choice in zip(view.requests, plan.choices, strict=True):
+        hint = request.hints.get(choice.drafter or "")
+        if hint is not None and hint.max_draft_tokens is not None:
+            assert choice.num_draft_tokens <= hint.max_draft_tokens, (
+                f"{choice.num_draft_tokens} draft tokens for request {request.id!r}, whose hint "
+                f"allows {hint.max_draft_tokens}"
+            )
+
+
+def _check_refine(
+    policy: Policy,
+    view: BatchView,
+    plan: Plan,
+    confidence: tuple[tuple[float, ...], ...],
+    belief: Belief,
+) -> Plan:
+    if not isinstance(policy, Refiner):
+        return plan
+    before = copy.deepcopy(policy)
+    refined = policy.refine(view, plan, confidence, belief)
+    for after, planned in zip(refined.choices, plan.choices, strict=True):
+        assert after.num_draft_tokens <= planned.num_draft_tokens, "refine lengthened a draft"
+        assert after.drafter in (planned.drafter, None), "refine changed a drafter"
+    again = before.refine(view, plan, confidence, belief)
+    assert again == refined, "refining changed the policy's state"
+    return refined
+
+
+def _check_clone(policy: Policy, view: BatchView, belief: Belief, observation: Observation) -> None:
+    plan = policy.plan(view, belief)
+    copied = policy.clone()
+    assert copied.plan(view, belief) == plan, "a clone plans otherwise than its original"
+    for _ in range(8):
+        copied.update(observation)
+    assert policy.plan(view, belief) == plan, "updating a clone changed its original"

@@ -1,0 +1,42 @@
+"""What rivals share: one drafter for everyone, and one length for the batch.
+
+Knows nothing of how the length is chosen.
+"""
+
+from pydantic import Field
+
+from sdcontrol.core import BatchView, Belief, Plan
+from sdcontrol.policies.base import Policy, PolicyConfig
+
+__all__ = ["OneDrafter", "OneDrafterConfig"]
+
+
+class OneDrafterConfig(PolicyConfig):
+    """`drafter=None` means the first drafter that a view offers."""
+
+    drafter: str | None = Field(default=None, min_length=1)
+
+
+class OneDrafter(Policy):
+    """A policy whose system runs one drafter, chosen at start-up."""
+
+    def __init__(self, drafter: str | None) -> None:
+        self.drafter = drafter
+
+    def drafter_for(self, view: BatchView) -> str | None:
+        """The drafter: the configured one, else the first that any request of the view may use."""
+        if self.drafter is not None:
+            return self.drafter
+        return next((r.drafters[0] for r in view.requests if r.drafters), None)
+
+    def uniform(self, view: BatchView, num_draft_tokens: int, why: str) -> Plan:
+        """The same length for everyone, within the view's limits."""
+        drafter = self.drafter_for(view)
+        if drafter is None or num_draft_tokens <= 0:
+            return Plan.off(view, why)
+        return Plan.uniform(view, drafter, num_draft_tokens, why)
+
+    def longest(self, view: BatchView, belief: Belief) -> int:
+        """The most draft tokens that the belief speaks of for the drafter; 0 without one."""
+        rows = belief.survival.get(self.drafter_for(view) or "")
+        return 0 if rows is None else rows.shape[1]

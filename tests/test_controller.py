@@ -1,0 +1,368 @@
+"""Facts about the controller: it decides, it learns, and no policy can break a decode."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import (
+    BatchView,
+    Belief,
+    Choice,
+    Confidence,
+    FloatArray,
+    Hint,
+    Observation,
+    Plan,
+    Planner,
+    RequestView,
+    Timing,
+    family_of,
+)
+from sdcontrol.policies.base import Policy
+
+ARMS = ("ngram", "sparse_kv:512", "draft_model")
+RATES = {"ngram": 0.4, "sparse_kv:512": 0.9, "draft_model": 0.7}
+ROUND_SECONDS = {"ngram": 0.0, "sparse_kv": 0.004, "draft_model": 0.001}
+
+
+def view_of(step: int, batch: int = 4, free: int = 1000) -> BatchView:
+    hints = {"ngram": Hint(max_draft_tokens=8, match_tokens=step % 9)}
+    requests = tuple(
+        RequestView(f"r{row}", 2000 + step, step, 1000, 0.0, ARMS, hints) for row in range(batch)
+    )
+    return BatchView(step, requests, free)
+
+
+def decoded(
+    view: BatchView, plan: Plan, rng: np.random.Generator, faults: tuple[str, ...] = ()
+) -> Observation:
+    """What a world with `RATES` and `ROUND_SECONDS` makes of `plan`."""
+    accepted, seconds = [], dict[str, float]()
+    for choice in plan.choices:
+        count = 0
+        while count < choice.num_draft_tokens and rng.random() < RATES[choice.drafter or ""]:
+            count += 1
+        accepted.append(count)
+        if choice.drafter is not None:
+            family = family_of(choice.drafter)
+            drafting = ROUND_SECONDS[family] * choice.num_draft_tokens
+            seconds[family] = max(seconds.get(family, 0.0), drafting)
+    lengths = tuple(choice.num_draft_tokens for choice in plan.choices)
+    verify = 0.01 + 2e-4 * (len(lengths) + sum(lengths))
+    emitted = tuple(count + 1 for count in accepted)
+    timing = Timing(seconds, verify, 1e-4, 1e-3)
+    return Observation(
+        view, plan, lengths, lengths, tuple(accepted), emitted, timing, faults=faults
+    )
+
+
+def driven(controller: Controller, steps: int, batch: int = 4) -> list[Observation]:
+    """A hand-written loop around a controller."""
+    rng, observations = np.random.default_rng(0), []
+    for step in range(steps):
+        view = view_of(step, batch)
+        plan = controller.plan(view)
+        observations.append(decoded(view, plan, rng, controller.take_faults()))
+        controller.observe(observations[-1])
+    return observations
+
+
+class Scripted(Policy):
+    """A policy that does as it is told, and notes what it was shown."""
+
+    def __init__(self, act: Callable[[BatchView, Belief], object]) -> None:
+        self.act = act
+        self.num_updates = 0
+
+    def plan(self, view: BatchView, belief: Belief) -> Plan:
+        return self.act(view, belief)  # type: ignore[return-value]
+
+    def update(self, observation: Observation) -> None:
+        self.num_updates += 1
+
+
+class Refining(Scripted):
+    """A scripted policy that refines as it is told too."""
+
+    def __init__(self, refine: Callable[[BatchView, Plan, Confidence, Belief], object]) -> None:
+        super().__init__(lambda view, belief: Plan.uniform(view, "sparse_kv:512", 4))
+        self.shorten = refine
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
+        return self.shorten(view, plan, confidence, belief)  # type: ignore[return-value]
+
+
+def raising(view: BatchView, belief: Belief) -> Plan:
+    raise ValueError("boom")
+
+
+IMPOSSIBLE: dict[str, Callable[[BatchView, Belief], object]] = {
+    "too short": lambda view, belief: Plan(()),
+    "forbidden drafter": lambda view, belief: Plan((Choice.of("magic", 1),) * len(view.requests)),
+    "beyond the end": lambda view, belief: Plan((Choice.of("ngram", 1000),) * len(view.requests)),
+    "no plan": lambda view, belief: None,
+}
+
+
+def test_a_controller_is_a_planner() -> None:
+    planner: Planner = Controller("off")
+    assert planner.plan(view_of(0)).is_off
+
+
+def test_a_policy_may_be_a_name_a_mapping_or_an_object() -> None:
+    static = {"kind": "static", "drafter": "ngram", "num_draft_tokens": 3}
+    assert Controller(static).plan(view_of(0)).choices[0] == Choice.of("ngram", 3)
+    assert Controller("static:ngram:3").plan(view_of(0)).choices[0] == Choice.of("ngram", 3)
+    own = Scripted(lambda view, belief: Plan.uniform(view, "draft_model", 2))
+    assert Controller(own).plan(view_of(0)).choices[0] == Choice.of("draft_model", 2)
+
+
+def test_the_best_drafter_is_found_and_used() -> None:
+    """sparse_kv: 4.1 tokens for four drafts of 4 ms; draft_model: 2.8 for four of 1 ms."""
+    observations = driven(Controller("goodput"), 150, batch=1)
+    late = [observation.plan.choices[0] for observation in observations[100:]]
+    share = np.mean([choice.drafter == "draft_model" for choice in late])
+    assert share > 0.8, late
+
+
+def test_drafts_stop_where_they_do_not_pay() -> None:
+    controller = Controller("goodput")
+    rng = np.random.default_rng(0)
+    for step in range(120):
+        view = view_of(step, 16)
+        plan = controller.plan(view)
+        observation = decoded(view, plan, rng)
+        drafted = sum(observation.proposed)
+        slow = Timing({}, 0.01 + 0.01 * (16 + drafted), 1e-4, 1e-3)  # every token costs 10 ms
+        none = (0,) * 16
+        controller.observe(
+            Observation(
+                view, plan, observation.drafted, observation.proposed, none, (1,) * 16, slow
+            )
+        )
+    assert sum(choice.num_draft_tokens for choice in controller.plan(view_of(120, 16)).choices) <= 2
+
+
+def test_the_state_is_a_fold_of_the_observations() -> None:
+    """A controller fed the recorded observations makes the recorded plans."""
+    observations = driven(Controller("goodput"), 80)
+    replayed = Controller("goodput", clock=None)
+    for observation in observations:
+        assert replayed.plan(observation.view, faults=observation.faults) == observation.plan
+        replayed.observe(observation)
+
+
+def test_planning_twice_plans_the_same() -> None:
+    controller = Controller("goodput")
+    driven(controller, 30)
+    assert controller.plan(view_of(30)) == controller.plan(view_of(30))
+
+
+@pytest.mark.parametrize("act", [raising, *IMPOSSIBLE.values()], ids=["raises", *IMPOSSIBLE])
+def test_a_policy_that_fails_costs_one_plain_step(
+    act: Callable[[BatchView, Belief], object],
+) -> None:
+    def sometimes(view: BatchView, belief: Belief) -> object:
+        return act(view, belief) if view.step == 1 else Plan.uniform(view, "ngram", 2)
+
+    controller = Controller(Scripted(sometimes))
+    with capture_logs() as logs:
+        observations = driven(controller, 4)
+    assert [observation.plan.is_off for observation in observations] == [False, True, False, False]
+    assert [len(observation.faults) for observation in observations] == [0, 1, 0, 0]
+    assert [log["event"] for log in logs].count("policy_faulted") == 1
+    assert sum(controller.faults.values()) == 1
+    assert not controller.is_quarantined
+
+
+def test_a_policy_that_stalls_costs_one_plain_step() -> None:
+    times = itertools.chain([0.0, 0.01, 1.0, 3.0, 4.0, 4.01])
+    policy = Scripted(lambda view, belief: Plan.uniform(view, "ngram", 2))
+    controller = Controller(policy, plan_budget_seconds=0.5, clock=lambda: next(times))
+    plans = [controller.plan(view_of(step)) for step in range(3)]
+    assert [plan.is_off for plan in plans] == [False, True, False]
+    assert controller.take_faults()[0].startswith("plan_stalled")
+    assert controller.take_faults() == ()
+
+
+def test_a_recorded_stall_is_replayed_without_a_clock() -> None:
+    times = iter(np.cumsum([0.0, 0.01, 1.0, 9.0, 1.0, 0.01, 1.0, 0.01]).tolist())
+    policy = {"kind": "static", "drafter": "ngram", "num_draft_tokens": 2}
+    observations = driven(Controller(policy, clock=lambda: next(times)), 4)
+    assert [observation.plan.is_off for observation in observations] == [False, True, False, False]
+    replayed = Controller(policy, clock=None)
+    for observation in observations:
+        assert replayed.plan(observation.view, faults=observation.faults) == observation.plan
+        replayed.observe(observation)
+    assert replayed.faults == {"plan_stalled": 1}
+
+
+def test_repeated_faults_turn_the_policy_off_until_reset() -> None:
+    policy = Scripted(raising)
+    controller = Controller(policy)
+    with capture_logs() as logs:
+        observations = driven(controller, 6)
+    assert controller.is_quarantined
+    assert sum(len(observation.faults) for observation in observations) == 3
+    assert [log["event"] for log in logs].count("policy_quarantined") == 1
+    assert policy.num_updates == 2  # it is not asked any more once quarantined
+    policy.act = lambda view, belief: Plan.uniform(view, "ngram", 2)
+    assert controller.plan(view_of(6)).is_off
+    controller.reset()
+    assert not controller.plan(view_of(7)).is_off
+
+
+def test_faults_far_apart_are_forgiven() -> None:
+    policy = Scripted(
+        lambda view, belief: (
+            raising(view, belief) if view.step % 150 == 0 else Plan.uniform(view, "ngram", 1)
+        )
+    )
+    controller = Controller(policy)
+    driven(controller, 700, batch=1)
+    assert sum(controller.faults.values()) == 5
+    assert not controller.is_quarantined
+
+
+def test_faults_that_nobody_collected_count_too() -> None:
+    controller = Controller(Scripted(raising))
+    for step in range(4):
+        view = view_of(step)
+        controller.observe(decoded(view, controller.plan(view), np.random.default_rng(0)))
+    assert controller.is_quarantined
+
+
+def test_a_policy_that_cannot_learn_is_a_fault_of_its_own() -> None:
+    class Stubborn(Scripted):
+        def update(self, observation: Observation) -> None:
+            raise RuntimeError("no")
+
+    controller = Controller(Stubborn(lambda view, belief: Plan.off(view)))
+    driven(controller, 5)
+    assert controller.faults["update_raised"] == 3
+    assert controller.is_quarantined
+
+
+REFINEMENTS: dict[str, Callable[[BatchView, Plan, Confidence, Belief], object]] = {
+    "longer": lambda view, plan, confidence, belief: Plan.uniform(view, "sparse_kv:512", 5),
+    "another drafter": lambda view, plan, confidence, belief: Plan.uniform(view, "ngram", 2),
+    "fewer requests": lambda view, plan, confidence, belief: Plan(plan.choices[:1]),
+    "raises": lambda view, plan, confidence, belief: raising(view, belief),
+    "no plan": lambda view, plan, confidence, belief: None,
+}
+
+
+@pytest.mark.parametrize("refine", REFINEMENTS.values(), ids=REFINEMENTS.keys())
+def test_a_refinement_that_does_more_than_shorten_is_ignored(
+    refine: Callable[[BatchView, Plan, Confidence, Belief], object],
+) -> None:
+    controller = Controller(Refining(refine))
+    view = view_of(0)
+    plan = controller.plan(view)
+    assert controller.refine(view, plan, ((0.5,),) * 4) is plan
+    assert len(controller.take_faults()) == 1
+
+
+def test_refinement_shortens() -> None:
+    controller = Controller(
+        Refining(lambda view, plan, confidence, belief: Plan.uniform(view, "sparse_kv:512", 1))
+    )
+    view = view_of(0)
+    refined = controller.refine(view, controller.plan(view), ((0.5,),) * 4)
+    assert refined == Plan.uniform(view, "sparse_kv:512", 1)
+    assert controller.take_faults() == ()
+
+
+def test_refinement_sees_survival_given_confidence() -> None:
+    seen: list[FloatArray] = []
+
+    def note(view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
+        seen.append(belief.survival["sparse_kv:512"])
+        return plan
+
+    controller = Controller(Refining(note))
+    view = view_of(0)
+    plan = controller.plan(view)
+    controller.refine(view, plan, ((0.95, 0.9), (0.05, 0.9), (math.nan,), ()))
+    before = controller.belief(view).survival["sparse_kv:512"]
+    assert seen[0][0, 1] > before[0, 1] > seen[0][1, 1]
+    np.testing.assert_allclose(seen[0][2:], before[2:])
+
+
+def test_goodput_refines_a_hopeless_draft_away() -> None:
+    """Once timings are known, a draft whose first token is surely wrong is not verified."""
+    controller = Controller("goodput")
+    driven(controller, 60, batch=1)
+    view = view_of(60, 1)
+    plan = Plan.uniform(view, "sparse_kv:512", 4)
+    refined = controller.refine(view, plan, ((0.01, 0.01, 0.01, 0.01),))
+    assert refined.choices[0].num_draft_tokens < 4
+
+
+def test_beliefs_that_are_not_numbers_never_reach_a_policy() -> None:
+    class Lost:
+        def survival(self, view: BatchView, max_tokens: int) -> Mapping[str, FloatArray]:
+            return {"ngram": np.full((len(view.requests), max_tokens), math.nan)}
+
+        def condition(
+            self,
+            view: BatchView,
+            plan: Plan,
+            confidence: Confidence,
+            survival: Mapping[str, FloatArray],
+        ) -> Mapping[str, FloatArray]:
+            return survival
+
+        def update(self, observation: Observation) -> None:
+            pass
+
+    controller = Controller("goodput", acceptance=Lost())
+    assert (controller.belief(view_of(0)).survival["ngram"] == 0.0).all()
+    assert controller.plan(view_of(0)).is_off
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(allow_nan=True, allow_infinity=True),
+            st.floats(allow_nan=True, allow_infinity=True),
+            st.floats(allow_nan=True, allow_infinity=True),
+        ),
+        min_size=1,
+        max_size=15,
+    )
+)
+def test_nonsense_from_clock_and_drafter_never_breaks_a_plan(
+    nonsense: list[tuple[float, float, float]],
+) -> None:
+    controller = Controller("goodput")
+    for step, (verify, draft, confidence) in enumerate(nonsense):
+        view = view_of(step, 2)
+        plan = controller.plan(view)
+        confidences = tuple((confidence,) * c.num_draft_tokens for c in plan.choices)
+        refined = controller.refine(view, plan, confidences)
+        refined.check(view)
+        drafted = tuple(choice.num_draft_tokens for choice in plan.choices)
+        proposed = tuple(choice.num_draft_tokens for choice in refined.choices)
+        families = {family_of(c.drafter): draft for c in plan.choices if c.drafter is not None}
+        timing = Timing(families, verify, draft, verify)
+        controller.observe(
+            Observation(
+                view, plan, drafted, proposed, (0, 0), (1, 1), timing, confidence=confidences
+            )
+        )
+        belief = controller.belief(view)
+        assert all(np.isfinite(rows).all() for rows in belief.survival.values())
+        assert math.isfinite(belief.cost.overhead_seconds())
+        assert np.isfinite(belief.cost.verify_seconds(np.arange(1, 50), 1000, 2)).all()
+        for family in ("ngram", "sparse_kv", "draft_model"):
+            assert np.isfinite(belief.cost.draft_seconds(family, 2, 1000))
+    assert controller.faults == {}

@@ -1,0 +1,304 @@
+"""Facts about step costs that are corrected online."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from sdcontrol.core import BatchView, Cost, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.cost import OnlineCost, UninformedCost
+from sdcontrol.estimators.price import expected_gain, round_kv_tokens, step_seconds
+
+World = Callable[[int, int, int], float]
+"""Seconds of a forward from its tokens, KV tokens and requests."""
+
+WORLDS: dict[str, World] = {
+    "flat": lambda t, v, b: 0.007 + 2e-5 * max(t - 100, 0) + 5e-8 * v,
+    "staircase": lambda t, v, b: 0.005 + 0.002 * math.ceil(t / 16) + 1e-7 * v,
+    "compute-bound": lambda t, v, b: 0.002 + 4e-4 * t + 2e-8 * v + 3e-8 * t * v / b,
+    "knee": lambda t, v, b: 0.02 + 2e-3 * max(t - 16, 0) + 1e-7 * v,
+}
+LENGTHS = (0, 0, 0, 2, 4, 1, 6)
+
+
+def observed(
+    seconds: float,
+    *,
+    step: int = 0,
+    batch: int = 8,
+    context: int = 512,
+    length: int = 0,
+    arm: str = "ngram",
+    draft_seconds: dict[str, float] | None = None,
+) -> Observation:
+    requests = tuple(
+        RequestView(str(row), context, step, 10_000, drafters=(arm,)) for row in range(batch)
+    )
+    view = BatchView(step, requests, 1 << 20)
+    plan = Plan.uniform(view, arm, length)
+    counts = tuple(choice.num_draft_tokens for choice in plan.choices)
+    timing = Timing(draft_seconds or {}, seconds, 1e-4, 1e-3)
+    return Observation(view, plan, counts, counts, (0,) * batch, (1,) * batch, timing)
+
+
+def taught(cost: OnlineCost, world: World, steps: int, *, seed: int = 1, batch: int = 8) -> None:
+    """Show `cost` steps of several lengths, timed by `world` with 5 % noise."""
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        length, context = LENGTHS[step % len(LENGTHS)], 512 + 4 * step
+        seconds = world(batch * (1 + length), batch * context, batch) * math.exp(
+            0.05 * rng.normal()
+        )
+        cost.update(observed(seconds, step=step, batch=batch, context=context, length=length))
+
+
+def worst_error(cost: Cost, world: World, context: int, batch: int = 8) -> float:
+    return max(relative_errors(cost, world, context, batch))
+
+
+def relative_errors(cost: Cost, world: World, context: int, batch: int) -> list[float]:
+    """Of the lengths that were taught."""
+    errors = []
+    for length in set(LENGTHS):
+        tokens = batch * (1 + length)
+        predicted = float(cost.verify_seconds(tokens, batch * context, batch))
+        errors.append(abs(predicted / world(tokens, batch * context, batch) - 1.0))
+    return errors
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_forty_steps_teach_the_time_of_a_forward(world: World, batch: int) -> None:
+    cost = OnlineCost()
+    taught(cost, world, 40, batch=batch)
+    errors = relative_errors(cost, world, 512 + 4 * 40, batch)
+    assert np.median(errors) < 0.1
+    assert max(errors) < 0.25
+
+
+def test_a_prior_that_is_wrong_by_a_factor_is_corrected_within_ten_steps() -> None:
+    class TenTimesTooFast(UninformedCost):
+        def verify_seconds(self, num_tokens, kv_tokens, num_requests):  # type: ignore[no-untyped-def]
+            return 0.1 * WORLDS["compute-bound"](1, 1, 1) * (1.0 + np.asarray(num_tokens) / 8)
+
+    cost = OnlineCost(TenTimesTooFast())
+    taught(cost, WORLDS["compute-bound"], 14)
+    assert worst_error(cost, WORLDS["compute-bound"], 560) < 0.2
+
+
+def test_time_grows_with_context_as_it_was_seen_to_grow() -> None:
+    world = WORLDS["compute-bound"]
+    cost = OnlineCost()
+    rng = np.random.default_rng(3)
+    for step in range(80):
+        context, length = (256, 2048)[step // 4 % 2], (0, 3)[step % 2]
+        seconds = world(8 * (1 + length), 8 * context, 8) * math.exp(0.03 * rng.normal())
+        cost.update(observed(seconds, step=step, context=context, length=length))
+    for context in (256, 1024, 2048, 4096):
+        predicted = float(cost.verify_seconds(32, 8 * context, 8))
+        assert predicted == pytest.approx(world(32, 8 * context, 8), rel=0.2)
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.5, 2.0, 10.0])
+def test_a_sudden_change_of_speed_is_learnt_within_fifty_steps(factor: float) -> None:
+    cost = OnlineCost()
+    taught(cost, WORLDS["compute-bound"], 60)
+    changed: World = lambda t, v, b: factor * WORLDS["compute-bound"](t, v, b)  # noqa: E731
+    taught(cost, changed, 50, seed=2)
+    assert worst_error(cost, changed, 700) < 0.15
+
+
+def test_a_paused_process_does_not_change_the_price() -> None:
+    cost = OnlineCost()
+    taught(cost, WORLDS["staircase"], 60)
+    before = cost.verify_seconds(np.arange(8.0, 60.0), 8 * 700, 8)
+    cost.update(observed(5.0, step=60, context=700))
+    after = cost.verify_seconds(np.arange(8.0, 60.0), 8 * 700, 8)
+    assert np.abs(after / before - 1.0).max() < 0.1
+
+
+def test_a_pause_at_a_load_never_seen_is_forgotten_within_fifty_steps() -> None:
+    cost = OnlineCost()
+    for step in range(30):
+        cost.update(observed(0.01, step=step))
+    cost.update(observed(5.0, step=30, length=3))
+    for step in range(31, 81):
+        cost.update(
+            observed(0.012 if step % 10 == 0 else 0.01, step=step, length=3 * (step % 10 == 0))
+        )
+    assert float(cost.verify_seconds(32, 8 * 512, 8)) < 0.018
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -1.0, 0.0])
+def test_a_clock_that_returns_nonsense_teaches_nothing(broken: float) -> None:
+    cost = OnlineCost()
+    taught(cost, WORLDS["flat"], 40)
+    before = cost.verify_seconds(np.arange(1.0, 100.0), 5000.0, 8)
+    for step in range(40, 60):
+        cost.update(observed(broken, step=step, context=512))
+    np.testing.assert_allclose(cost.verify_seconds(np.arange(1.0, 100.0), 5000.0, 8), before)
+    assert math.isfinite(cost.overhead_seconds())
+
+
+@pytest.mark.parametrize("broken", [1e-7, 1e3])
+def test_a_clock_that_was_wrong_for_a_while_is_unlearnt_within_fifty_steps(broken: float) -> None:
+    cost = OnlineCost()
+    taught(cost, WORLDS["flat"], 40)
+    for step in range(40, 60):
+        cost.update(observed(broken, step=step, context=700))
+    taught(cost, WORLDS["flat"], 50, seed=5)
+    assert worst_error(cost, WORLDS["flat"], 700) < 0.15
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(allow_nan=True, allow_infinity=True),
+            st.integers(1, 40),
+            st.integers(1, 5000),
+            st.integers(0, 6),
+        ),
+        max_size=25,
+    ),
+    st.floats(0, 1e7),
+    st.integers(1, 300),
+)
+def test_prices_are_positive_and_never_fall_with_tokens_or_context(
+    history: list[tuple[float, int, int, int]], kv_tokens: float, batch: int
+) -> None:
+    cost = OnlineCost()
+    for step, (seconds, requests, context, length) in enumerate(history):
+        cost.update(observed(seconds, step=step, batch=requests, context=context, length=length))
+    tokens = np.concatenate([np.arange(1.0, 300.0), [1e4, 1e5]])
+    prices = cost.verify_seconds(tokens, kv_tokens, batch)
+    assert np.isfinite(prices).all()
+    assert (prices > 0.0).all()
+    assert (np.diff(prices) >= 0.0).all()
+    dearer = cost.verify_seconds(tokens, 2.0 * kv_tokens + 1.0, batch)
+    assert (dearer >= prices * (1.0 - 1e-9)).all()
+
+
+def test_tokens_up_to_the_next_graph_bucket_are_free() -> None:
+    cost = OnlineCost(token_edges=(16, 32, 64))
+    taught(cost, lambda t, v, b: 0.004 + 1e-4 * (16 if t <= 16 else 32 if t <= 32 else 64), 40)
+    prices = cost.verify_seconds(np.array([17.0, 25.0, 32.0, 33.0]), 8 * 512, 8)
+    assert prices[0] == prices[1] == prices[2] < prices[3]
+
+
+def rounds(seconds_of: Callable[[int, int], float], steps: int = 40) -> Iterator[Observation]:
+    """Drafting steps of `sparse_kv:256` with several batch sizes and lengths."""
+    for step in range(steps):
+        batch, length = (2, 8, 16, 4)[step % 4], (1, 3, 2)[step % 3]
+        seconds = length * seconds_of(batch, 256 * batch)
+        yield observed(
+            0.02,
+            step=step,
+            batch=batch,
+            context=1000,
+            length=length,
+            arm="sparse_kv:256",
+            draft_seconds={"sparse_kv": seconds},
+        )
+
+
+def test_the_price_of_a_drafting_round_is_learnt_per_family() -> None:
+    cost = OnlineCost()
+    for observation in rounds(lambda batch, kv: 0.003 + 1e-4 * batch + 1e-7 * kv):
+        cost.update(observation)
+    for batch in (2, 8, 16, 32):
+        expected = 0.003 + 1e-4 * batch + 1e-7 * 256 * batch
+        assert float(cost.draft_seconds("sparse_kv", batch, 256 * batch)) == pytest.approx(
+            expected, rel=0.1
+        )
+    assert float(cost.draft_seconds("ngram", 8, 1000)) == 0.0
+
+
+def test_the_price_of_a_lagging_cache_is_learnt() -> None:
+    cost = OnlineCost()
+    rng = np.random.default_rng(0)
+    for step in range(60):
+        lag = int(rng.integers(0, 400)) if step % 2 else 0
+        hints = {"draft_model": Hint(catch_up_tokens=lag)}
+        request = RequestView("a", 1000, step, 1000, drafters=("draft_model",), hints=hints)
+        view = BatchView(step, (request,), 1000)
+        plan = Plan.uniform(view, "draft_model", 2)
+        timing = Timing({"draft_model": 2 * 0.004 + 2e-5 * lag}, 0.02, 0.0, 0.0)
+        cost.update(Observation(view, plan, (2,), (2,), (1,), (2,), timing))
+    assert cost.catch_up_seconds("draft_model", 300) == pytest.approx(300 * 2e-5, rel=0.35)
+    assert float(cost.draft_seconds("draft_model", 1, 1000)) == pytest.approx(0.004, rel=0.2)
+
+
+def test_a_drift_between_prediction_and_measurement_is_noticed_and_said() -> None:
+    cost = OnlineCost()
+    taught(cost, WORLDS["flat"], 40)
+    assert not cost.is_drifting
+    with capture_logs() as logs:
+        for step in range(4):
+            cost.update(observed(0.05, step=40 + step, context=670))
+    assert [log["event"] for log in logs].count("cost_drifted") == 1
+    assert [log["event"] for log in logs].count("speed_changed") == 1
+    assert cost.last_prediction is not None
+    assert cost.last_prediction.measured_seconds == pytest.approx(0.0511)
+
+
+def test_a_token_edge_must_be_positive() -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        OnlineCost(token_edges=(0, 8))
+
+
+class Linear:
+    """1 s per token, 0.1 s per KV token, 10 s per drafting round, 2 s per caught-up token."""
+
+    def verify_seconds(self, num_tokens, kv_tokens, num_requests):  # type: ignore[no-untyped-def]
+        return np.asarray(num_tokens + 0.1 * kv_tokens)
+
+    def draft_seconds(self, family, num_requests, kv_tokens):  # type: ignore[no-untyped-def]
+        assert np.all(np.asarray(num_requests) > 0)
+        return 10.0 + 0.01 * np.asarray(kv_tokens) * np.ones_like(num_requests)
+
+    def catch_up_seconds(self, family: str, num_tokens: float) -> float:
+        return 2.0 * num_tokens
+
+    def overhead_seconds(self) -> float:
+        return 0.5
+
+
+def test_the_price_of_a_step_follows_the_formula() -> None:
+    arms = ("sparse_kv:100", "sparse_kv:200", "draft_model")
+    hints = {"draft_model": Hint(catch_up_tokens=7)}
+    view = BatchView(
+        0,
+        tuple(RequestView(name, 300, 0, 50, drafters=arms, hints=hints) for name in "abc"),
+        100,
+        prefill_tokens=11,
+    )
+    plan = Plan(
+        (
+            Plan.uniform(view, "sparse_kv:100", 2).choices[0],
+            Plan.uniform(view, "sparse_kv:200", 1).choices[0],
+            Plan.uniform(view, "draft_model", 1).choices[0],
+        )
+    )
+    verify = 3 + 11 + 4 + 0.1 * 900
+    sparse = (10.0 + 0.01 * 300) + (10.0 + 0.01 * 100)  # two arms share the first round
+    draft = 10.0 + 0.01 * 300
+    assert step_seconds(view, plan, Linear()) == pytest.approx(verify + sparse + draft + 14.0 + 0.5)
+    survival = {"sparse_kv:100": np.full((3, 4), 0.5), "draft_model": np.full((3, 4), 0.25)}
+    assert expected_gain(view, plan, survival) == pytest.approx(3 + 1.0 + 0.25)
+
+
+def test_a_sparse_drafter_reads_its_budget_and_others_the_context() -> None:
+    request = RequestView("a", 300, 0, 50)
+    arms = {
+        "sparse_kv:256": 256,
+        "sparse_kv:512": 300,
+        "sparse_kv:64:scored": 64,
+        "draft_model": 300,
+    }
+    assert {arm: round_kv_tokens(request, arm) for arm in arms} == arms

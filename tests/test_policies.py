@@ -1,0 +1,181 @@
+"""Every policy keeps the contract, and is built from names, shorthands, mappings and models."""
+
+import textwrap
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from sdcontrol import policies
+from sdcontrol.core import BatchView, Belief, Plan, RequestView
+from sdcontrol.errors import ConfigError, UnknownName
+from sdcontrol.policies import registry
+from sdcontrol.policies.base import Policy, PolicyConfig
+from sdcontrol.policies.checks import ToyCost, check_policy, random_belief, random_view
+from sdcontrol.policies.static import StaticConfig
+
+
+class Foreseen:
+    """Accepts a number of tokens that follows from the request and where it is."""
+
+    def accepted_tokens(self, request_id: str, generated_tokens: int, drafter: str) -> int:
+        return (len(request_id) + generated_tokens + len(drafter)) % 6
+
+
+SPECS: dict[str, object] = {
+    "static": "static:sparse_kv:512:4",
+    "oracle": {"kind": "oracle", "foresight": Foreseen()},
+}
+
+
+def built(name: str) -> Policy:
+    return policies.build(SPECS.get(name, name))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", policies.names())
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_policy_keeps_the_contract(name: str, seed: int) -> None:
+    check_policy(built(name), seed=seed)
+
+
+def test_all_policies_of_the_design_are_registered() -> None:
+    rivals = {"concurrency_schedule", "smartspec", "ema_steps", "budget_argmax", "heuristic"}
+    ours = {"off", "static", "roofline", "goodput", "oracle"}
+    assert set(policies.names()) >= rivals | ours
+
+
+def test_the_four_ways_to_name_a_policy_agree() -> None:
+    mapping = {"kind": "static", "drafter": "sparse_kv:512", "num_draft_tokens": 4}
+    config = StaticConfig(drafter="sparse_kv:512", num_draft_tokens=4)
+    assert policies.parse("static:sparse_kv:512:4") == policies.parse(mapping) == config
+    assert policies.parse(config) is config
+    assert mapping["kind"] == "static", "the caller's mapping was changed"
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "says"),
+    [
+        ("goodputt", UnknownName, "'goodput'"),
+        ({"kind": "smartspeck"}, UnknownName, "'smartspec'"),
+        ({"kind": "static", "draftr": "ngram"}, ConfigError, "'drafter'"),
+        ({"kind": "static", "drafter": "ngram"}, ConfigError, "num_draft_tokens"),
+        ({"kind": "static", "drafter": "n", "num_draft_tokens": -1}, ConfigError, "-1"),
+        ({"drafter": "ngram"}, ConfigError, "kind"),
+        ("static:ngram", ConfigError, "static:DRAFTER:TOKENS"),
+        ("static:ngram:many", ConfigError, "static:DRAFTER:TOKENS"),
+        ("off:1", ConfigError, "'1'"),
+        (3, ConfigError, "int"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_the_nearest_valid_name(
+    spec: object, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        policies.build(spec)  # type: ignore[arg-type]
+
+
+def test_configs_are_frozen() -> None:
+    config = policies.parse("goodput")
+    with pytest.raises(ValueError, match="frozen"):
+        config.probe_share = 0.5  # type: ignore[attr-defined]
+
+
+def test_a_policy_field_takes_every_spec_and_writes_itself_out() -> None:
+    class Run(BaseModel):
+        policy: policies.PolicySpec
+
+    run = Run(policy="static:ngram:4")  # type: ignore[arg-type]
+    assert run.model_dump() == {
+        "policy": {"kind": "static", "drafter": "ngram", "num_draft_tokens": 4}
+    }
+    assert Run.model_validate(run.model_dump()) == run
+
+
+def test_the_example_in_the_docs_is_one_file_and_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_CONFIGS", dict(registry._CONFIGS))
+    assert policies.__doc__ is not None
+    start = policies.__doc__.index("    from typing import Literal")
+    end = policies.__doc__.index("`sdcontrol.policies.checks")
+    exec(textwrap.dedent(policies.__doc__[start:end]), {"__name__": "mine"})
+    check_policy(policies.build({"kind": "every_second", "drafter": "draft_model"}))
+
+
+def test_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_CONFIGS", dict(registry._CONFIGS))
+
+    class Other(PolicyConfig):
+        kind: str = "off"
+
+    with pytest.raises(ConfigError, match="taken"):
+        policies.register(Other)
+
+
+class Careless(Policy):
+    """Breaks one rule, as told."""
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+        self.calls = 0
+        self.shared: list[int] = []
+
+    def plan(self, view: BatchView, belief: Belief) -> Plan:
+        self.calls += 1
+        drafter = next((r.drafters[0] for r in view.requests if r.drafters), None)
+        tokens = 1 if drafter and self.breaks_now() else 0
+        if self.rule == "fits" and view.requests:
+            return Plan(Plan.off(view).choices[1:])
+        return Plan.uniform(view, drafter, tokens) if drafter else Plan.off(view)
+
+    def breaks_now(self) -> bool:
+        return self.calls % 2 == 0 if self.rule == "state" else len(self.shared) % 2 == 1
+
+    def update(self, observation: object) -> None:
+        if self.rule == "clone":
+            self.shared.append(1)
+            self.shared = self.shared[-1:] if len(self.shared) > 1 else self.shared
+
+    def clone(self) -> "Careless":
+        copied = Careless(self.rule)
+        copied.calls = self.calls
+        copied.shared = self.shared
+        return copied
+
+
+@pytest.mark.parametrize("rule", ["fits", "state", "clone"])
+def test_the_checks_find_a_broken_rule(rule: str) -> None:
+    with pytest.raises(AssertionError):
+        check_policy(Careless(rule))
+
+
+def test_roofline_drafts_when_memory_bound_and_not_when_compute_bound() -> None:
+    roofline = policies.build("roofline")
+    requests = [
+        RequestView(
+            str(i), context_tokens=100, generated_tokens=1, remaining_tokens=50, drafters=("ngram",)
+        )
+        for i in range(64)
+    ]
+    few = BatchView(0, tuple(requests[:2]), free_kv_tokens=1000)
+    many = BatchView(0, tuple(requests), free_kv_tokens=1000)
+    belief = Belief({"ngram": np.full((64, 4), 0.5)}, ToyCost())
+    assert all(choice.num_draft_tokens >= 4 for choice in roofline.plan(few, belief).choices)
+    assert roofline.plan(many, belief).is_off
+
+
+def test_oracle_drafts_exactly_what_will_be_accepted_where_that_pays() -> None:
+    oracle = policies.build({"kind": "oracle", "foresight": Foreseen()})
+    generator = np.random.default_rng(3)
+    drafts = 0
+    for step in range(40):
+        view = random_view(generator, step)
+        plan = oracle.plan(view, random_belief(generator, view))
+        for request, choice in zip(view.requests, plan.choices, strict=True):
+            if choice.drafter is not None:
+                drafts += 1
+                known = Foreseen().accepted_tokens(
+                    request.id, request.generated_tokens, choice.drafter
+                )
+                assert choice.num_draft_tokens <= known
+    assert drafts > 20

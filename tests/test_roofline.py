@@ -1,0 +1,301 @@
+"""Facts about what forwards compute, move and take."""
+
+import csv
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdcontrol.core import Cost
+from sdcontrol.errors import ConfigError, UnknownName
+from sdcontrol.estimators import hardware, shapes
+from sdcontrol.estimators.advice import DrafterSpec, Option, Situation, advise
+from sdcontrol.estimators.calibration import PlainStep, fit, read_plain_steps
+from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
+
+LLAMA = shapes.by_name("llama-3.1-8b")
+H100 = hardware.by_name("H100")
+A100 = hardware.by_name("A100")
+
+DATA = Path(os.environ.get("SDCONTROL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+def anchor(name: str) -> Path:
+    path = DATA / "anchors" / name
+    if not path.exists():
+        pytest.skip(f"{path} is absent; set SDCONTROL_DATA to the folder of public data")
+    return path
+
+
+def test_the_parameters_of_common_models_are_what_their_names_say() -> None:
+    billions = {
+        "tinyllama-1.1b": 1.1,
+        "llama-2-7b": 6.74,
+        "llama-3.1-8b": 8.03,
+        "llama-3.1-70b": 70.6,
+        "llama-3.2-1b": 1.24,
+        "mistral-7b": 7.25,
+        "mixtral-8x7b": 46.7,
+        "qwen2.5-7b": 7.62,
+        "qwen3-8b": 8.19,
+        "qwen3-30b-a3b": 30.5,
+        "qwen3-235b-a22b": 235.1,
+    }
+    counted = {name: shapes.SHAPES[name].num_parameters / 1e9 for name in billions}
+    assert counted == pytest.approx(billions, rel=0.01)
+
+
+def test_keys_and_values_are_stored_per_kv_head() -> None:
+    assert LLAMA.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
+    assert shapes.by_name("llama-2-7b").kv_bytes_per_token == 4 * LLAMA.kv_bytes_per_token
+
+
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_config_gives_the_shape_of_its_model() -> None:
+    assert shapes.from_config(LLAMA_CONFIG, "llama-3.1-8b") == LLAMA
+    halved = shapes.from_config({**LLAMA_CONFIG, "dtype": "float32", "head_dim": 64})
+    assert (halved.head_dim, halved.weight_bytes, halved.kv_bytes) == (64, 4.0, 4.0)
+
+
+def test_quantised_weights_are_priced_as_stored() -> None:
+    quantised = {**LLAMA_CONFIG, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    shape = shapes.from_config(quantised)
+    assert (shape.weight_bytes, shape.head_bytes) == (0.5, 2.0)
+
+
+def test_a_mixture_of_experts_is_read_from_its_config() -> None:
+    config = {
+        **LLAMA_CONFIG,
+        "model_type": "qwen3_moe",
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    }
+    shape = shapes.from_config(config)
+    assert (shape.num_experts, shape.experts_per_token, shape.expert_size) == (128, 8, 768)
+    assert shape.num_expert_layers == 32
+
+
+def test_an_old_style_config_is_read_too() -> None:
+    shape = shapes.from_config(
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    )
+    assert shape.is_head_tied
+    assert not shape.is_mlp_gated
+    assert shape.num_parameters == pytest.approx(124e6, rel=0.01)
+
+
+def test_a_config_without_layers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        shapes.from_config({"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10})
+
+
+def test_names_are_forgiving_and_unknown_ones_are_refused() -> None:
+    assert shapes.by_name("meta-llama/Llama-3.1-8B-Instruct") is shapes.SHAPES["llama-3.1-8b"]
+    assert hardware.by_name("NVIDIA H100 80GB HBM3") is hardware.HARDWARE["H100-SXM"]
+    assert hardware.by_name("rtx 4090") is hardware.HARDWARE["RTX-4090"]
+    with pytest.raises(UnknownName, match="A100-80GB"):
+        hardware.by_name("abacus")
+    with pytest.raises(UnknownName, match="tinyllama"):
+        shapes.by_name("my-model")
+
+
+def test_a_plain_step_is_memory_bound_and_a_large_one_compute_bound() -> None:
+    forward = Forward(LLAMA, H100)
+    assert forward.profile(1, 1000, 1).bound == "memory"
+    assert forward.profile(4096, 4096, 8).bound == "compute"
+
+
+def test_intensity_crosses_the_ridge_where_two_tokens_per_byte_reach_it() -> None:
+    """A weight of 2 bytes does 2 FLOPs per token: intensity of the weights is about the tokens."""
+    forward = Forward(LLAMA, H100)
+    ridge = forward.profile(1, 0, 1).ridge_flops_per_byte
+    assert ridge == pytest.approx(989e12 / 3.35e12)
+    weights = {n: forward.profile(n, 0, 1).parts[0].intensity_flops_per_byte for n in (1, 64, 512)}
+    assert weights == pytest.approx({1: 1, 64: 64, 512: 512})
+
+
+def test_tokens_grow_intensity_of_weights_but_not_of_grouped_keys_and_values() -> None:
+    """Decoding one token per request, KV intensity is query heads per KV head, at any batch."""
+    for batch in (1, 64):
+        kv = Forward(LLAMA, H100).profile(batch, 4096 * batch, batch).parts[1]
+        assert kv.intensity_flops_per_byte == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_batch_touches_more_experts_up_to_all() -> None:
+    mixtral = shapes.by_name("mixtral-8x7b")
+    touched = [mixtral.experts_touched(tokens) for tokens in (1, 2, 8, 1000)]
+    assert touched[0] == pytest.approx(2.0)
+    assert touched == sorted(touched)
+    assert touched[-1] == pytest.approx(8.0)
+    forward = Forward(mixtral, H100)
+    one, eight = (forward.profile(n, 0, n).parts[0].bytes for n in (1, 8))
+    assert 2.0 < eight / one < 4.0
+
+
+def test_tensor_parallelism_divides_the_work_and_adds_all_reduces() -> None:
+    alone = Forward(LLAMA, H100).profile(64, 64_000, 64)
+    split = Forward(LLAMA, H100, tensor_parallel=4).profile(64, 64_000, 64)
+    assert split.parts[0].bytes == pytest.approx(alone.parts[0].bytes / 4)
+    assert split.all_reduce_seconds > alone.all_reduce_seconds == 0.0
+    assert split.seconds < alone.seconds
+
+
+def test_kv_heads_are_not_split_further_than_one_per_device() -> None:
+    tiny = shapes.by_name("tinyllama-1.1b")
+    four, eight = (Forward(tiny, A100, devices).profile(1, 1e6, 1) for devices in (4, 8))
+    assert four.parts[1].bytes == eight.parts[1].bytes
+
+
+def test_tensor_parallelism_needs_a_link() -> None:
+    cpu = hardware.Hardware("cpu", 1e12, 1e11, 16e9)
+    with pytest.raises(ConfigError, match="link"):
+        Forward(LLAMA, cpu, tensor_parallel=2).seconds(1, 0, 1)
+
+
+def test_parts_and_overheads_add_up_to_the_forward() -> None:
+    forward = Forward(LLAMA, H100, tensor_parallel=2)
+    profile = forward.profile(32, 32_000, 32)
+    assert profile.seconds == pytest.approx(float(forward.seconds(32, 32_000, 32)))
+
+
+def test_a_sliding_window_caps_what_is_read() -> None:
+    windowed = replace(LLAMA, sliding_window=1024, num_sliding_layers=32)
+    full, capped = (Forward(shape, H100).profile(1, 8192, 1) for shape in (LLAMA, windowed))
+    assert capped.parts[1].bytes == pytest.approx(full.parts[1].bytes / 8, rel=0.01)
+
+
+def test_the_roofline_is_a_cost_that_knows_its_drafters() -> None:
+    draft = Forward(shapes.by_name("llama-3.2-1b"), H100)
+    cost = RooflineCost(Forward(LLAMA, H100), {"draft_model": draft})
+    assert isinstance(cost, Cost)
+    assert float(cost.draft_seconds("ngram", 8, 0)) == 0.0
+    sparse, full = cost.draft_seconds("sparse_kv", 8, np.array([4096.0, 800_000.0]))
+    assert sparse < full == cost.verify_seconds(8, 800_000, 8)
+    assert float(cost.draft_seconds("draft_model", 8, 4096)) < 0.5 * sparse
+    assert cost.catch_up_seconds("draft_model", 512) > cost.catch_up_seconds("draft_model", 1) > 0
+
+
+def test_measurement_finds_ceilings_from_times() -> None:
+    found = hardware.measure(
+        "test", copy_seconds=lambda count: count / 1e11, multiply_seconds=lambda n: 2 * n**3 / 5e12
+    )
+    assert found.bytes_per_second == pytest.approx(2e11)  # a copy reads and writes
+    assert found.flops_per_second == pytest.approx(5e12)
+
+
+def test_a_fit_recovers_the_calibration_that_made_the_steps() -> None:
+    truth = Calibration(0.71, 0.7, layer_overhead_seconds=9e-5, token_overhead_seconds=4e-7)
+    forward = Forward(LLAMA, H100, calibration=truth)
+    steps = [
+        PlainStep(batch, context, float(forward.seconds(batch, batch * context, batch)))
+        for batch in (1, 16, 64)
+        for context in (512, 4096, 16384)
+    ]
+    found = fit(Forward(LLAMA, H100), steps)
+    assert found.bandwidth_efficiency == pytest.approx(0.71, abs=0.011)
+    assert found.layer_overhead_seconds == pytest.approx(9e-5, rel=0.05)
+    assert found.token_overhead_seconds == pytest.approx(4e-7, rel=0.1)
+
+
+def test_a_file_without_times_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("batch_size,context_tokens\n1,2\n")
+    with pytest.raises(ConfigError, match="plain_seconds"):
+        read_plain_steps(path)
+
+
+def test_advice_ranks_by_speedup_and_counts_the_bonus_token() -> None:
+    target = Forward(LLAMA, H100)
+    drafters = [DrafterSpec("ngram", 0.3), DrafterSpec("sparse_kv:512", 0.9)]
+    advice = advise(target, Situation(32, 16_000), drafters, lengths=(1, 2, 3))
+    speedups = [option.speedup for option in advice.options]
+    assert speedups == sorted(speedups, reverse=True)
+    assert advice.best is not None
+    assert advice.best.arm == "sparse_kv:512"
+    two = next(o for o in advice.options if (o.arm, o.num_draft_tokens) == ("ngram", 2))
+    assert two.tokens_per_step == pytest.approx(1 + 0.3 + 0.09)
+    assert two.draft_round_seconds == 0.0
+
+
+def test_no_drafter_is_advised_where_decoding_is_compute_bound() -> None:
+    drafters = [DrafterSpec("ngram", 0.5), DrafterSpec("sparse_kv:512", 0.8)]
+    assert advise(Forward(LLAMA, H100), Situation(2048, 128), drafters).best is None
+
+
+# Against measurements by others
+
+
+def test_linear_layers_on_an_a100_take_what_was_measured() -> None:
+    """Median error over 1 to 4096 tokens at most 10 %, after fitting nothing but one efficiency."""
+    measured = json.loads(anchor("vidur_linear_layers.json").read_text())
+    for name, shape in (("llama_2_7b_a100", "llama-2-7b"), ("llama_3_8b_a100", "llama-3-8b")):
+        calibration = Calibration(layer_overhead_seconds=0.0, token_overhead_seconds=0.0)
+        forward = Forward(shapes.by_name(shape), A100, calibration=calibration)
+        errors = [
+            forward.profile(tokens, 0, 1).parts[0].seconds * 1e3 / milliseconds - 1.0
+            for tokens, milliseconds in zip(measured["tokens"], measured[name], strict=True)
+        ]
+        assert np.median(np.abs(errors)) < 0.1, errors
+
+
+Anchor = dict[str, str]
+
+
+def advised(row: Anchor, target: Forward) -> tuple[float, Option]:
+    """(plain seconds, the option measured in `row`) as advised."""
+    situation = Situation(int(row["batch_size"]), int(row["context_tokens"]))
+    length, budget = int(row["num_draft_tokens"]), int(row["draft_kv_budget_tokens"])
+    acceptance = (math.sqrt(4.0 * float(row["tokens_per_step"]) - 3.0) - 1.0) / 2.0  # 1 + a + a^2
+    if row["pair"].startswith("a_"):
+        # TinyLlama has four KV heads: it drafts on four of the eight devices
+        draft = Forward(shapes.by_name("tinyllama-1.1b"), A100, 4, target.calibration)
+        drafter = DrafterSpec("draft_model", acceptance, draft, budget)
+    else:
+        drafter = DrafterSpec(f"sparse_kv:{budget}", acceptance)
+    advice = advise(target, situation, [drafter], [length])
+    return advice.plain_seconds, advice.options[0]
+
+
+def test_advice_agrees_with_the_measurements_on_eight_a100() -> None:
+    """MagicDec, table 3; calibrated on its plain steps alone."""
+    path = anchor("magicdec_table3_llama2.csv")
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    target = Forward(shapes.by_name("llama-2-7b"), A100, tensor_parallel=8)
+    target = replace(target, calibration=fit(target, read_plain_steps(path)))
+    errors: dict[str, list[float]] = {"plain": [], "verify": [], "draft": [], "speedup": []}
+    cells: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in rows:
+        plain, option = advised(row, target)
+        drafting = option.num_draft_tokens * option.draft_round_seconds
+        errors["plain"].append(plain * 1e3 / float(row["plain_ms_per_token"]) - 1.0)
+        errors["verify"].append(option.verify_seconds * 1e3 / float(row["verify_ms"]) - 1.0)
+        errors["draft"].append(drafting * 1e3 / float(row["draft_ms"]) - 1.0)
+        errors["speedup"].append(option.speedup / float(row["speedup"]) - 1.0)
+        cell = cells.setdefault((row["batch_size"], row["context_tokens"]), [])
+        cell.append((option.speedup, float(row["speedup"])))
+    medians = {name: float(np.median(np.abs(values))) for name, values in errors.items()}
+    assert medians["plain"] <= 0.07
+    assert medians["verify"] <= 0.12
+    assert medians["draft"] <= 0.15
+    assert medians["speedup"] <= 0.10
+    contested = [pairs for pairs in cells.values() if len(pairs) == 2]
+    assert len(contested) == 13
+    for pairs in contested:
+        assert max(pairs)[1] >= 0.97 * max(measured for _, measured in pairs)
