@@ -97,8 +97,9 @@ class Controller:
         """Choose before drafting. `faults` are recorded ones, when a trace is replayed."""
         if self.is_quarantined:
             return Plan.off(view, "policy quarantined after repeated faults")
-        if any(fault.startswith(_PLAN_FAULTS) for fault in faults):
-            return Plan.off(view, "policy fault")
+        for fault in faults:
+            if fault.startswith(_PLAN_FAULTS):
+                return _plain(view, fault)
         started = self._clock() if self._clock is not None else 0.0
         try:
             plan = self.policy.plan(view, self.belief(view))
@@ -175,7 +176,7 @@ class Controller:
 
     def _without(self, view: BatchView, kind: str, error: Exception) -> Plan:
         self._fault(view, kind, error)
-        return Plan.off(view, f"policy fault: {kind}")
+        return _plain(view, kind)
 
     def _fault(self, view: BatchView, kind: str, error: Exception) -> None:
         self._pending.append(f"{kind}: {type(error).__name__}: {error}")
@@ -189,6 +190,10 @@ def _built(policy: Policy | PolicyConfig | str | Mapping[str, object]) -> Policy
 
         return policies.build(policy)
     return policy
+
+
+def _plain(view: BatchView, fault: str) -> Plan:
+    return Plan.off(view, f"policy fault: {fault.partition(':')[0]}")
 
 
 def _check(plan: Plan, view: BatchView) -> None:

@@ -88,7 +88,7 @@ def random_prompt(length: int, seed: int, vocab: int = VOCAB) -> list[int]:
     if length < 20:
         return [rng.randrange(1, vocab) for _ in range(length)]
     phrase = [rng.randrange(1, vocab) for _ in range(length // 2)]
-    return (phrase + [rng.randrange(1, vocab)] + phrase)[-length:]
+    return [*phrase, rng.randrange(1, vocab), *phrase][-length:]
 
 
 # ---- planners
@@ -289,6 +289,11 @@ COMPARISON = Comparison()
 """Over the whole session; the exactness tests print and bound it in the end."""
 
 
+def live_requests(engine: Engine) -> dict[str, Request]:
+    """What has been submitted and has not ended, by id."""
+    return dict(engine._intake.live)
+
+
 def submit_all(engine: Engine, prompts: Sequence[Sequence[int]], **options: object) -> list[str]:
     """Ids of greedy requests, unless `options` say otherwise."""
     settings = {"do_sample": False, **options}
@@ -300,7 +305,7 @@ def run_checked(engine: Engine) -> dict[str, Request]:
     finished: dict[str, Request] = {}
     said: dict[str, list[int]] = {}
     while engine.has_work:
-        live = dict(engine._live)
+        live = dict(engine.requests)
         engine.step()
         engine.scheduler.check_integrity()
         finished |= {name: request for name, request in live.items() if request.finish_reason}

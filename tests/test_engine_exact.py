@@ -1,7 +1,7 @@
 """Greedy text in float32 is `generate`'s, token for token, whatever was drafted."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import pytest
@@ -201,7 +201,7 @@ def test_common_prompt_beginnings_are_computed_once() -> None:
         ids = submit_all(engine, prompts[:1], max_new_tokens=12)
         engine.step()
         ids += submit_all(engine, prompts[1:], max_new_tokens=12)
-        finished = {request_id: engine._live[request_id] for request_id in ids}
+        finished = {request_id: engine.requests[request_id] for request_id in ids}
         run_checked(engine)
         assert engine.stats.prefill_tokens < 3 * len(beginning)
     for request_id, reference in zip(ids, references, strict=True):
@@ -226,15 +226,12 @@ def test_half_precision_runs_with_every_drafter(dtype: torch.dtype) -> None:
 
 
 @pytest.fixture(scope="module")
-def truth() -> Iterator[tuple[PreTrainedModel, list[list[int]], list[Reference]]]:
+def truth() -> "Truth":
     """Llama with prompts and long references: drafted as they are, all tokens are accepted."""
     model = tiny_model("Llama", seed=9)
     prompts = [random_prompt(length, seed=900 + length) for length in (3, 12, 25, 40)]
-    yield (
-        model,
-        prompts,
-        [generate_alone(model, prompt, max_new_tokens=40, do_sample=False) for prompt in prompts],
-    )
+    options = {"max_new_tokens": 40, "do_sample": False}
+    return model, prompts, [generate_alone(model, prompt, **options) for prompt in prompts]
 
 
 Truth = tuple[PreTrainedModel, list[list[int]], list[Reference]]
@@ -333,12 +330,12 @@ def test_cancelling_some_and_submitting_others_midway_changes_no_text() -> None:
     drafters = case.every_drafter()
     with Engine(case.model, drafters=drafters, planner=planner, config=tight(6)) as engine:
         early = submit_all(engine, case.prompts[:9], max_new_tokens=NEW_TOKENS)
-        requests = {name: engine._live[name] for name in early}
+        requests = {name: engine.requests[name] for name in early}
         for _ in range(4):
             engine.step()
         assert all(engine.cancel(early[index]) for index in (0, 3, 8))
         late = submit_all(engine, case.prompts[9:], max_new_tokens=NEW_TOKENS)
-        requests |= {name: engine._live[name] for name in late}
+        requests |= {name: engine.requests[name] for name in late}
         while engine.has_work:
             engine.step()
             engine.scheduler.check_integrity()

@@ -203,7 +203,6 @@ GROWING_ROPE: Mapping[str, Mapping[str, object]] = {
         "rope_theta": 10000.0,
         "short_factor": [1.0, 1.5, 2.0, 2.5],
         "long_factor": [4.0, 4.0, 4.0, 4.0],
-        "original_max_position_embeddings": 80,
     },
 }
 
@@ -212,13 +211,12 @@ GROWING_ROPE: Mapping[str, Mapping[str, object]] = {
 def test_rope_that_grows_with_the_longest_request_is_refused_beyond_its_original_length(
     kind: str,
 ) -> None:
-    architecture, limit = ("Llama", 80) if kind == "dynamic" else ("Phi3", 160)
-    model = tiny_model(
-        architecture,
-        seed=31,
-        max_position_embeddings=limit,
-        rope_parameters=dict(GROWING_ROPE[kind]),
-    )
+    rope = dict(GROWING_ROPE[kind])
+    if kind == "dynamic":
+        model = tiny_model("Llama", seed=31, max_position_embeddings=80, rope_parameters=rope)
+    else:
+        lengths = {"max_position_embeddings": 160, "original_max_position_embeddings": 80}
+        model = tiny_model("Phi3", seed=31, rope_parameters=rope, **lengths)
     with Engine(model, config=SMALL) as engine, pytest.raises(RequestRefused, match="only to 80"):
         engine.submit(random_prompt(70, seed=1), max_new_tokens=11, do_sample=False)
     check_text(model, model)
@@ -267,7 +265,7 @@ def test_generate_works_beside_an_open_engine() -> None:
     with Engine(model, drafters=["ngram"], planner=RandomPlanner(2), config=SMALL) as engine:
         ids = submit_all(engine, [prompt], max_new_tokens=12)
         while engine.has_work:
-            live = dict(engine._live)
+            live = dict(engine.requests)
             engine.step()
             assert torch.equal(model.generate(inputs, max_new_tokens=12, do_sample=False), before)
     assert live[ids[0]].output == before[0, len(prompt) :].tolist()
@@ -282,14 +280,14 @@ def test_two_engines_on_one_model_take_turns() -> None:
         requests = []
         for engine in (first, second):
             ids = submit_all(engine, prompts, max_new_tokens=14)
-            requests.append([engine._live[request_id] for request_id in ids])
+            requests.append([engine.requests[request_id] for request_id in ids])
         while first.has_work or second.has_work:
             for engine in (first, second):
                 engine.step()
         first.close()
         second.take_events()
         again = submit_all(second, prompts, max_new_tokens=14)
-        requests.append([second._live[request_id] for request_id in again])
+        requests.append([second.requests[request_id] for request_id in again])
         run_checked(second)
     for row, prompt in enumerate(prompts):
         reference = generate_alone(model, prompt, max_new_tokens=14, do_sample=False)

@@ -117,15 +117,20 @@ def visible(segment: Segment, query: int, window: int | None) -> list[int]:
 
 
 def attend_plainly(
-    case: Case, cache: KVCache, layer: int, segment: Segment, query: int, vector: Tensor
+    case: Case,
+    cache: KVCache,
+    layer: int,
+    table: PageTable,
+    *,
+    keys_seen: list[int],
+    vector: Tensor,
 ) -> Tensor:
     """One query `[heads, key_dim]` against the keys that it sees, head by head."""
     page = case.block_size
-    keys_seen = visible(segment, query, case.window)
     out = []
     for head in range(case.num_heads):
         kv_head = head // (case.num_heads // case.kv_heads)
-        blocks = segment.table.blocks
+        blocks = table.blocks
         row = blocks[layer, kv_head] if blocks.ndim == 3 else blocks
         slots = [int(row[k // page]) * page + k % page for k in keys_seen]
         scores = cache.keys[layer][kv_head, slots] @ vector[head] * 0.37
@@ -147,7 +152,10 @@ def check_attention(case: Case, segments: Sequence[Segment]) -> None:
         row = 0
         for index in batch.order:
             for place in range(len(segments[index].tokens)):
-                expected = attend_plainly(case, cache, layer, segments[index], place, query[:, row])
+                seen = visible(segments[index], place, case.window)
+                expected = attend_plainly(
+                    case, cache, layer, segments[index].table, keys_seen=seen, vector=query[:, row]
+                )
                 torch.testing.assert_close(out[row], expected, rtol=1e-9, atol=1e-10)
                 row += 1
 
@@ -157,29 +165,22 @@ KINDS = st.lists(
     min_size=1,
     max_size=6,
 )
-SHAPES = st.sampled_from([(4, 2), (4, 4), (4, 1), (6, 2)])
-WINDOWS = st.sampled_from([None, 1, 3, 7, 30])
+CASES = st.builds(
+    lambda seed, block, heads, window: Case(seed, block, *heads, window),
+    st.integers(0, 999),
+    st.sampled_from([4, 8]),
+    st.sampled_from([(4, 2), (4, 4), (4, 1), (6, 2)]),
+    st.sampled_from([None, 1, 3, 7, 30]),
+)
 
 
 @pytest.mark.parametrize("copied_bytes", [0, 1 << 40], ids=["one by one", "together"])
 @settings(max_examples=40)
-@given(
-    kinds=KINDS,
-    heads=SHAPES,
-    window=WINDOWS,
-    block=st.sampled_from([4, 8]),
-    seed=st.integers(0, 999),
-)
+@given(kinds=KINDS, case=CASES)
 def test_packed_attention_is_each_querys_own(
-    copied_bytes: int,
-    kinds: list[str],
-    heads: tuple[int, int],
-    window: int | None,
-    block: int,
-    seed: int,
+    copied_bytes: int, kinds: list[str], case: Case
 ) -> None:
     """Chains, trees, chunks, sparse and per-head tables, windows: whatever stands beside it."""
-    case = Case(seed, block, *heads, window)
     maker = SegmentMaker(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "_COPIED_BYTES_PER_CALL", copied_bytes)

@@ -16,7 +16,6 @@ from sdcontrol.errors import ConfigError, SdcontrolError, UnsupportedGeneration,
 __all__ = [
     "Commands",
     "Parser",
-    "UsageError",
     "add_command",
     "exit_code",
     "logging_to_stderr",
@@ -27,16 +26,12 @@ __all__ = [
 _BAD_REQUESTS = (ConfigError, UnsupportedModel, UnsupportedGeneration)
 
 
-class UsageError(ConfigError):
-    """The command line cannot be understood."""
-
-
 class Parser(argparse.ArgumentParser):
     """Raises instead of printing its usage and leaving."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UsageError`."""
-        raise UsageError(f"{message}; see {self.prog} --help")
+        """Raise `ConfigError`."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"

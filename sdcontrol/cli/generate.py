@@ -6,13 +6,13 @@ Knows the options and the order of things; decoding, text and statistics come fr
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from sdcontrol import __version__
-from sdcontrol.cli.command import Commands, Parser, UsageError, add_command
+from sdcontrol.cli.command import Commands, Parser, add_command
 from sdcontrol.cli.progress import Progress, progress
 from sdcontrol.cli.prompts import Prompt, read_prompts
 from sdcontrol.cli.results import InOrder, JsonLinesWriter, TextWriter, Writer
@@ -128,7 +128,7 @@ def _add_output(parser: Parser) -> None:
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, object]:
-    """Options of `generate`; raises `UsageError` for those that do not go together."""
+    """Options of `generate`; raises `ConfigError` for those that do not go together."""
     given = {
         name: value
         for name in ("temperature", "top_k", "top_p")
@@ -136,13 +136,26 @@ def _sampling(options: argparse.Namespace) -> dict[str, object]:
     }
     if given.get("temperature") == 0:
         if len(given) > 1:
-            raise UsageError("--top-k and --top-p need a --temperature above 0")
+            raise ConfigError("--top-k and --top-p need a --temperature above 0")
         given = {}
+    _check_range("--temperature", given.get("temperature"), "at least 0", lambda t: t > 0)
+    _check_range("--top-k", given.get("top_k"), "at least 1", lambda k: k >= 1)
+    _check_range("--top-p", given.get("top_p"), "above 0 and at most 1", lambda p: 0 < p <= 1)
+    _check_range("--max-new-tokens", options.max_new_tokens, "at least 1", lambda n: n >= 1)
+    if "" in options.stop:
+        raise ConfigError("--stop '': give at least one character")
     settings: dict[str, object] = {"max_new_tokens": options.max_new_tokens}
     settings |= {"do_sample": bool(given), **given}
     if options.stop:
         settings["stop_strings"] = options.stop
     return settings
+
+
+def _check_range(
+    name: str, value: float | None, limit: str, holds: Callable[[float], bool]
+) -> None:
+    if value is not None and not holds(value):
+        raise ConfigError(f"{name} is {value}; give a number that is {limit}")
 
 
 def _check_policy(options: argparse.Namespace) -> None:
@@ -158,7 +171,7 @@ def _check_policy(options: argparse.Namespace) -> None:
 def _drafter_names(options: argparse.Namespace) -> list[str]:
     names = ["ngram"] if options.drafter is None else list(options.drafter)
     if _NONE in names and len(names) > 1:
-        raise UsageError("--drafter none stands alone")
+        raise ConfigError("--drafter none stands alone")
     return [] if names == [_NONE] else names
 
 

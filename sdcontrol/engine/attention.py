@@ -101,7 +101,7 @@ class ProbedLayer:
     shape: LayerShape
 
 
-def _attention(
+def _attention(  # noqa: PLR0917  transformers calls it so
     module: nn.Module,
     query: Tensor,  # [1, heads, tokens, key_dim], rotated
     key: Tensor,  # [1, kv_heads, tokens, key_dim], rotated
@@ -129,9 +129,7 @@ AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
 @contextmanager
-def paged_attention(
-    configs: "tuple[PretrainedConfig, ...]", call: ForwardCall
-) -> Iterator[None]:
+def paged_attention(configs: "tuple[PretrainedConfig, ...]", call: ForwardCall) -> Iterator[None]:
     """Route the attention of the models with these configs through `call`, inside the block."""
     with _routed(configs):
         _STATE.call = call
@@ -207,7 +205,9 @@ def _check_keywords(module: nn.Module, keywords: Mapping[str, object], dropout: 
     if dropout:
         raise UnsupportedModel(f"{name}: attention dropout {dropout} is active; call model.eval()")
     if getattr(module, "is_causal", True) is False or keywords.get("is_causal") is False:
-        raise UnsupportedModel(f"{name}: attention that is not causal (cross- or encoder attention)")
+        raise UnsupportedModel(
+            f"{name}: attention that is not causal (cross- or encoder attention)"
+        )
     for keyword, argument in keywords.items():
         if argument is None or argument is False or keyword in _INERT_KEYWORDS:
             continue

@@ -9,7 +9,7 @@ Knows requests, drafts and verdicts; nothing of policies, models or time.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sdcontrol.core import BatchView, Choice, RequestView
+from sdcontrol.core import BatchView, Choice, Hint, RequestView
 from sdcontrol.engine.drafters.base import Draft
 from sdcontrol.engine.drafting import NO_DRAFT, Drafting
 from sdcontrol.engine.packing import Segment
@@ -135,9 +135,9 @@ def _accept(piece: Piece, verdict: Verdict, moves: Moves) -> int:
 def _view(request: Request, drafting: Drafting | None) -> RequestView:
     context = len(request.tokens)
     remaining = request.remaining_tokens
-    if drafting is None or remaining < 2:
-        arms, hints = (), {}
-    else:
+    arms: tuple[str, ...] = ()
+    hints: Mapping[str, Hint] = {}
+    if drafting is not None and remaining > 1:
         arms, hints = drafting.offers(request)
     return RequestView(
         id=request.id,
@@ -157,4 +157,3 @@ def accepted_nodes(
     if all(piece.draft.is_chain for piece in pieces):
         return None
     return tuple(verdict.accepted_nodes for verdict in verdicts[: len(pieces)])
-

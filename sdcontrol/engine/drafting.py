@@ -70,6 +70,15 @@ class Drafting:
         """Every family, quarantined or not."""
         return tuple(self._drafters)
 
+    def allowed(self, speculation: bool | Sequence[str]) -> frozenset[str]:
+        """The families that a request may use: all, none, or those named; raises `ConfigError`."""
+        if isinstance(speculation, bool):
+            return frozenset(self.families if speculation else ())
+        named = {family_of(name) for name in speculation}
+        if unknown := named - set(self.families):
+            raise ConfigError(f"unknown drafters {sorted(unknown)}; there are {[*self.families]}")
+        return frozenset(named)
+
     def reinstate(self, family: str) -> None:
         """Let a quarantined family draft again."""
         self.quarantined.pop(family, None)
@@ -262,4 +271,3 @@ def _check_distribution(law: Tensor, nodes: int, vocab_size: int) -> None:
     off_by = (law.sum(dim=-1, dtype=torch.float32) - 1.0).abs()
     if not bool(((law >= 0.0).all(dim=-1) & (off_by < _LAW_TOLERANCE)).all()):
         raise DrafterFault("a row of the distribution is negative, NaN, or does not sum to 1")
-

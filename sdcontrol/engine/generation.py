@@ -5,10 +5,12 @@ Whatever cannot be honoured is refused by name, never ignored. Knows nothing of 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from transformers import (
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -78,12 +80,15 @@ def prepare_config(
     options: Mapping[str, object],
 ) -> GenerationConfig:
     """The settings that `generate` would arrive at; raises `ConfigError` for unknown options."""
-    config, unknown = model._prepare_generation_config(generation_config, **options)
+    generator = cast(GenerationMixin, model)
+    prepared = generator._prepare_generation_config(generation_config, **options)
+    config: GenerationConfig = prepared[0]
+    unknown: dict[str, object] = prepared[1]
     unknown = {key: value for key, value in unknown.items() if key not in _MODEL_FLAGS}
     if unknown:
         raise ConfigError(f"unknown generation options {sorted(unknown)}")
     check_generation_config(config)
-    model._prepare_special_tokens(config, True, device=model.device)
+    generator._prepare_special_tokens(config, True, device=model.device)
     if config.max_new_tokens is None:
         config.max_new_tokens = max((config.max_length or 20) - num_prompt_tokens, 0)
     if config.max_new_tokens < 1:
@@ -110,7 +115,7 @@ def decoding_of(
 ) -> Decoding:
     """What a prepared config asks of one unpadded prompt."""
     ids = torch.tensor([list(prompt)], dtype=torch.int64)
-    prepared = model._get_logits_processor(
+    prepared = cast(GenerationMixin, model)._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=len(prompt),
         encoder_input_ids=ids,

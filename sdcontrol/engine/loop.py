@@ -6,9 +6,6 @@ The engine knows a `Planner`, not what is behind it. It never looks into a draft
 the block pool: each step is told in the nouns of its neighbours.
 """
 
-import threading
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -16,23 +13,24 @@ from typing import Self
 import structlog
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner, family_of
+from sdcontrol.core import BatchView, Observation, Plan, Planner
 from sdcontrol.engine.batch import Batch, accepted_nodes
 from sdcontrol.engine.clock import StepClock
-from sdcontrol.engine.config import EngineConfig, num_cache_blocks
+from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
 from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
 from sdcontrol.engine.drafting import Drafting, Drafts
 from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config
+from sdcontrol.engine.guard import PlannerGuard
+from sdcontrol.engine.intake import Intake
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.request import FinishReason, Request, TokenEvent
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import RejectionVerifier, Verdict, Verifier, build_verifier
-from sdcontrol.errors import ConfigError, EngineClosed, RequestRefused
-from sdcontrol.scheduling.blocks import BlockPool
+from sdcontrol.errors import ConfigError, EngineClosed
 from sdcontrol.scheduling.scheduler import ScheduledBatch, Scheduler
 
 __all__ = ["Engine"]
@@ -63,51 +61,44 @@ class Engine:
         self.config = config or EngineConfig()
         self.model = unwrap(model)
         self.tokenizer = tokenizer
-        self.planner = planner
+        self.planner = PlannerGuard(planner)
         self.verifier = (
             build_verifier(verification) if isinstance(verification, str) else verification
         )
         self.runner = ModelRunner(self.model, TorchAttention())
         built = build_drafters(drafters, allow_trees=self.verifier.supports_trees)
-        is_rejection = isinstance(self.verifier, RejectionVerifier)
-        self._attach(built, "rejection" if is_rejection else "coupled")
+        self._host = self._host_of(built)
+        self.pool = self._host.allocate()
+        self.scheduler = Scheduler(
+            self.pool,
+            max_batch_size=self.config.max_batch_size,
+            max_prefill_tokens=self.config.max_prefill_tokens,
+        )
         self.drafting = Drafting(
             built,
             vocab_size=self.runner.vocab_size,
             allow_trees=self.verifier.supports_trees,
             max_draft_tokens=self.config.max_draft_tokens,
         )
-        self._position_limit = max_positions(self.model)
-        self._live: dict[str, Request] = {}
+        self._intake = Intake(
+            capacity_tokens=self.pool.capacity_tokens,
+            position_limit=max_positions(self.model),
+            vocab_size=self.runner.vocab_size,
+        )
         self._events: list[TokenEvent] = []
-        self._arrivals: deque[Request] = deque()
-        self._cancels: deque[Request] = deque()
         self._ended: list[Request] = []  # with the last step
-        self._faults: list[str] = []  # of the current step
-        self._lock = threading.Lock()
-        self._num_submitted = 0
         self.stats = EngineStats()
         self._is_closed = False
-        self._observe_seconds = 0.0
         self._free_kv_tokens = 0
 
-    def _attach(self, drafters: Sequence[Drafter], verification: str) -> None:
-        """Give drafters with a model their part of the blocks, and size the pool for all."""
-        with_model = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
-        host = DraftHost(self.runner, self.config, verification)
-        for drafter in with_model:
-            drafter.attach(host)
-        num_blocks = num_cache_blocks(self.config, host.bytes_per_token, self.runner.device)
-        self.pool = BlockPool(
-            num_blocks, self.config.block_size, prefix_sharing=self.config.prefix_sharing
-        )
-        self.scheduler = Scheduler(
-            self.pool,
-            max_batch_size=self.config.max_batch_size,
-            max_prefill_tokens=self.config.max_prefill_tokens,
-        )
-        host.allocate(self.pool)
-        self._host = host
+    def _host_of(self, drafters: Sequence[Drafter]) -> DraftHost:
+        """What drafters with a model attach to."""
+        is_rejection = isinstance(self.verifier, RejectionVerifier)
+        host = DraftHost(self.runner, self.config, "rejection" if is_rejection else "coupled")
+        for drafter in drafters:
+            if isinstance(drafter, ModelDrafter):
+                drafter.attach(host)
+        return host
 
     # ---- requests
 
@@ -152,41 +143,38 @@ class Engine:
     ) -> str:
         """Queue token ids whose sampler and stop rules are made already. See `submit`."""
         self._check_open()
-        allowed = self._allowed_families(speculation)
-        with self._lock:
-            if request_id is None:
-                request_id = f"request-{self._num_submitted}"
-            request = Request(
-                request_id,
+        allowed = self.drafting.allowed(speculation)
+
+        def make(name: str) -> Request:
+            return Request(
+                name,
                 prompt,
                 sampler=decoding.sampler,
                 rules=decoding.rules,
                 temperature=decoding.temperature,
                 may_draft=allowed.__contains__,
             )
-            self._check_fits(request)
-            self._num_submitted += 1
-            self._live[request_id] = request
-            self._arrivals.append(request)
-        return request_id
+
+        return self._intake.add(make, request_id)
 
     def cancel(self, request_id: str) -> bool:
         """End a request with the next step; False where no such request is live."""
-        with self._lock:
-            request = self._live.get(request_id)
-            if request is not None:
-                self._cancels.append(request)
-            return request is not None
+        return self._intake.cancel(request_id)
 
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
-        return bool(self._live)
+        return bool(self._intake.live)
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """The live requests, by id."""
+        return self._intake.live
 
     def run(self) -> dict[str, Request]:
         """Step until nothing is left to do; the finished requests by id."""
         finished: dict[str, Request] = {}
-        while self._live:
+        while self._intake.live:
             self.step()
             finished.update({request.id: request for request in self._ended})
         return finished
@@ -199,7 +187,7 @@ class Engine:
     def close(self) -> None:
         """Free the cache; the model is as it was found. Requests still live are dropped."""
         self._is_closed = True
-        self._live.clear()
+        self._intake.live.clear()
         self._host.release()
 
     def __enter__(self) -> Self:
@@ -221,10 +209,10 @@ class Engine:
         self._ended = []
         clock = StepClock()
         self._take_inbox()
-        batch = Batch(self._next_batch(), self._live)
+        batch = Batch(self._next_batch(), self._intake.live)
         view = self._view(batch)
         clock.lap("overhead")
-        plan = self._plan(view)
+        plan = self.planner.plan(view)
         clock.lap("controller")
         drafts = self._propose(view, plan, batch)
         clock.lap("draft")
@@ -239,19 +227,17 @@ class Engine:
             proposed=tuple([len(piece.draft.tokens) for piece in batch.decoding]),
             accepted=tuple([len(v.accepted_nodes) for v in verdicts[: len(batch.decoding)]]),
             emitted=tuple(emitted[: len(batch.decoding)]),
-            timing=clock.timing(drafts.seconds, self._observe_seconds),
+            timing=clock.timing(drafts.seconds, self.planner.observe_seconds),
             accepted_nodes=accepted_nodes(batch.decoding, verdicts),
             confidence=drafts.confidence,
-            faults=self._take_faults(),
+            faults=(*self.planner.take_faults(), *self.drafting.take_faults()),
         )
-        self._observe(observation)
+        self.stats.add(observation)
+        self.planner.observe(observation)
         return observation
 
     def _take_inbox(self) -> None:
-        with self._lock:
-            arrivals, cancels = list(self._arrivals), list(self._cancels)
-            self._arrivals.clear()
-            self._cancels.clear()
+        arrivals, cancels = self._intake.take()
         for request in arrivals:
             request.update_keys(self.config.block_size)
             self.scheduler.submit(request.scheduled)
@@ -264,7 +250,7 @@ class Engine:
     def _next_batch(self) -> ScheduledBatch:
         scheduled = self.scheduler.next_batch()
         for lost in scheduled.preempted:
-            request = self._live[lost.id]
+            request = self._intake.live[lost.id]
             request.lose_cache()
             self.drafting.lose_cache(request)
             self._host.forget(request.id)
@@ -273,20 +259,8 @@ class Engine:
         return scheduled
 
     def _view(self, batch: Batch) -> BatchView:
-        offered = None if self.planner is None else self.drafting
+        offered = None if self.planner.is_absent else self.drafting
         return batch.view(self.stats.steps, self._free_kv_tokens, offered)
-
-    def _plan(self, view: BatchView) -> Plan:
-        """The planner's answer, or no drafts where it fails: a bad plan costs one plain step."""
-        if self.planner is None or not view.requests:
-            return Plan.off(view)
-        try:
-            plan = self.planner.plan(view)
-            plan.check(view)
-        except Exception as error:
-            self._planner_failed("plan", error)
-            return Plan.off(view, "planner failed")
-        return plan
 
     def _propose(self, view: BatchView, plan: Plan, batch: Batch) -> Drafts:
         if plan.is_off:
@@ -295,27 +269,9 @@ class Engine:
             if choice.num_draft_tokens:
                 self.scheduler.reserve(piece.request.scheduled, choice.num_draft_tokens)
         requests = [piece.request for piece in batch.decoding]
-        drafts = self.drafting.propose(requests, view, plan, self._refine)
+        drafts = self.drafting.propose(requests, view, plan, self.planner.refine)
         batch.take(drafts.drafts, plan.choices)
         return drafts
-
-    def _refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
-        assert self.planner is not None
-        try:
-            refined = self.planner.refine(view, plan, confidence)
-            refined.check(view)
-        except Exception as error:
-            self._planner_failed("refine", error)
-            return plan
-        return refined
-
-    def _planner_failed(self, verb: str, error: Exception) -> None:
-        log.warning("planner_failed", verb=verb, step=self.stats.steps, error=repr(error))
-        self._faults.append(f"planner failed to {verb}: {error!r}")
-
-    def _take_faults(self) -> tuple[str, ...]:
-        faults, self._faults = (*self._faults, *self.drafting.take_faults()), []
-        return faults
 
     def _verify(self, batch: Batch) -> list[Verdict]:
         if not batch.pieces:
@@ -349,57 +305,11 @@ class Engine:
         self.drafting.finish(request)
         self._host.forget(request.id)
         self._ended.append(request)
-        with self._lock:
-            del self._live[request.id]
-
-    def _observe(self, observation: Observation) -> None:
-        self.stats.add(observation)
-        if self.planner is None:
-            return
-        started = time.perf_counter()
-        try:
-            self.planner.observe(observation)
-        except Exception as error:
-            self._planner_failed("observe", error)  # stands among the faults of the next step
-        self._observe_seconds = time.perf_counter() - started
-
-    # ---- checks
+        self._intake.remove(request)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosed("the engine is closed; make another")
-
-    def _check_fits(self, request: Request) -> None:
-        most = request.scheduled.max_tokens
-        if not request.tokens:
-            raise RequestRefused(f"request {request.id!r}: empty prompt; give at least 1 token")
-        if request.id in self._live:
-            raise RequestRefused(f"request id {request.id!r} is taken; choose another")
-        if most > self.pool.capacity_tokens:
-            raise RequestRefused(
-                f"request {request.id!r} may grow to {most} tokens, the KV cache holds "
-                f"{self.pool.capacity_tokens}; shorten it or raise kv_tokens"
-            )
-        if self._position_limit is not None and most > self._position_limit:
-            raise RequestRefused(
-                f"request {request.id!r} may grow to {most} tokens; this model's rope scaling "
-                f"can be batched only to {self._position_limit}"
-            )
-        bad = [token for token in request.tokens if not 0 <= token < self.runner.vocab_size]
-        if bad:
-            raise RequestRefused(
-                f"request {request.id!r}: token {bad[0]} is outside [0, {self.runner.vocab_size})"
-            )
-
-    def _allowed_families(self, speculation: bool | Sequence[str]) -> frozenset[str]:
-        if isinstance(speculation, bool):
-            return frozenset(self.drafting.families if speculation else ())
-        unknown = {family_of(name) for name in speculation} - set(self.drafting.families)
-        if unknown:
-            raise ConfigError(
-                f"unknown drafters {sorted(unknown)}; this engine has {list(self.drafting.families)}"
-            )
-        return frozenset(family_of(name) for name in speculation)
 
     def _tokenize(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -407,4 +317,3 @@ class Engine:
         if self.tokenizer is None:
             raise ConfigError("a text prompt needs a tokenizer; pass Engine(..., tokenizer=...)")
         return list(self.tokenizer(prompt)["input_ids"])
-

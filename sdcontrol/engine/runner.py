@@ -144,7 +144,9 @@ class ModelRunner:
 def _check_model(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise UnsupportedModel(f"{name}: encoder-decoder models (cross-attention) are not supported")
+        raise UnsupportedModel(
+            f"{name}: encoder-decoder models (cross-attention) are not supported"
+        )
     if model.training:
         raise ConfigError(f"{name} is in training mode; call model.eval() first")
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -179,7 +181,7 @@ def max_positions(model: PreTrainedModel) -> int | None:
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if rope.get("rope_type") not in _GROWING_ROPE:
-        return None
-    original = rope.get("original_max_position_embeddings")
-    return int(original or config.max_position_embeddings)
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # by layer type
+    growing = [kind for kind in kinds if kind.get("rope_type") in _GROWING_ROPE]
+    limits = [kind.get("original_max_position_embeddings") for kind in growing]
+    return min((int(limit or config.max_position_embeddings) for limit in limits), default=None)

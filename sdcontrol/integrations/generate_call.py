@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from sdcontrol.engine.generation import (
     Decoding,
@@ -130,7 +130,7 @@ class GenerateCall:
         new = torch.tensor(filled, dtype=self.input_ids.dtype, device=self.input_ids.device)
         sequences = torch.cat((self.input_ids, new.view(len(outputs), longest)), dim=1)
         if self.config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=sequences)
+            return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
         return sequences
 
     @property

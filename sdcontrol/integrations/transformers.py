@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.engine.loop import Engine

@@ -159,7 +159,7 @@ def _respond(problem: Problem, rate: float, caps: IntArray | None) -> tuple[Answ
     arm = worth[_column(len(capped)), capped, rows].argmax(axis=0)
     answer = evaluate(problem, arm, capped[arm, rows])
     moved = _move_caps(problem, by_family, base, caps[winner], token)
-    if (moved == caps[winner]).all():
+    if (caps == moved).all(axis=1).any():  # it was tried
         return answer, caps, True
     return answer, np.concatenate([caps, moved[None]]), False
 
@@ -258,11 +258,11 @@ def _best_within(
 
 
 def _token_prices(problem: Problem, rate: float) -> FloatArray:
-    """Prices of a draft token in tokens, from the steepest part of verification downwards."""
+    """Prices of a draft token, from the steepest part of verification downwards, at most 1 token."""
     verify, last = problem.verify, len(problem.verify) - 1
     starts, ends = _spans(last)
     slopes = (verify[ends] - verify[starts]) * (rate / (ends - starts))
-    prices: FloatArray = float(_max(slopes)) * _SHARES
+    prices: FloatArray = min(float(_max(slopes)), 1.0) * _SHARES
     if last < problem.batch * (problem.lengths - 1):  # KV slots are scarce: they have a price too
         prices = np.concatenate([prices, _SCARCE])
     return prices

@@ -1,7 +1,7 @@
 """From what a user names to drafters.
 
-    "ngram"    "sparse_kv:512"    "sparse_kv:2048:scored"    a model    a Drafter
-    {"small": model, "ngram": "ngram"}
+"ngram"    "sparse_kv:512"    "sparse_kv:2048:scored"    a model    a Drafter
+{"small": model, "ngram": "ngram"}
 """
 
 from collections.abc import Mapping, Sequence

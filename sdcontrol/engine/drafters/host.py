@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.batch import Moves, Piece
-from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.config import EngineConfig, num_cache_blocks
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask, KeepDrafting
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
@@ -68,11 +68,17 @@ class DraftHost:
         assert self.pool is not None
         return self.pool
 
-    def allocate(self, pool: BlockPool) -> None:
-        """Make every cache."""
-        self.pool = pool
+    def allocate(self) -> BlockPool:
+        """Size the pool for everybody who attached, and make every cache."""
+        config = self.config
+        self.pool = BlockPool(
+            num_cache_blocks(config, self.bytes_per_token, self.target.device),
+            config.block_size,
+            prefix_sharing=config.prefix_sharing,
+        )
         for runner in (self.target, *self.runners):
-            runner.allocate(pool.num_blocks, pool.block_size)
+            runner.allocate(self.pool.num_blocks, config.block_size)
+        return self.pool
 
     def query_sink(self, pieces: Sequence[Piece]) -> QuerySink | None:
         """Where the queries of a verifying forward go, if anybody scores pages."""
@@ -83,10 +89,8 @@ class DraftHost:
         if not moves:
             return
         page = self.config.block_size
-        sources, targets = (
-            [slot for move in moves for slot in move[0].slots_of(move[side], page)]
-            for side in (1, 2)
-        )
+        sources = [s for request, old, _ in moves for s in request.slots_of(old, page)]
+        targets = [s for request, _, new in moves for s in request.slots_of(new, page)]
         self.target.move(sources, targets)
         if self.scorer is not None:
             self.scorer.move(moves)

@@ -85,14 +85,15 @@ class PageScorer:
         blocks = request.page_table(self._page).blocks[first:end]
         count = max(min(count, len(blocks)), 0)
         best = self._scores(request, blocks).topk(count, dim=-1).indices.sort(dim=-1).values
-        chosen = blocks[best.cpu().numpy()]
+        chosen: IntArray = blocks[best.cpu().numpy()]
         self._chosen[request.id] = (key, chosen)
         return chosen
 
     def _scores(self, request: Request, blocks: IntArray) -> Tensor:
         """`[layers, kv_heads, blocks]`: summed over the query heads that share a KV head."""
         self._summarise(request, blocks)
-        assert self._low is not None and self._high is not None
+        assert self._low is not None
+        assert self._high is not None
         index = torch.from_numpy(blocks).to(self._low.device)
         query = self._window(request)  # [layers, kv_heads, shared, dim]
         low = self._low[:, :, index].transpose(2, 3)  # [layers, kv_heads, dim, blocks]

@@ -1,0 +1,72 @@
+"""Between the engine and its planner: whatever a planner does, a step is decoded.
+
+A plan that cannot be made or carried out costs one step without drafts. Knows plans and faults;
+nothing of drafters or models.
+"""
+
+import time
+
+import structlog
+
+from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
+
+__all__ = ["PlannerGuard"]
+
+log = structlog.get_logger(__name__)
+
+
+class PlannerGuard:
+    """A planner that never fails; without one, nobody drafts."""
+
+    def __init__(self, planner: Planner | None) -> None:
+        self._planner = planner
+        self._faults: list[str] = []
+        self.observe_seconds = 0.0  # what the last `observe` took
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether there is no planner, so that there is no need to tell it what drafters know."""
+        return self._planner is None
+
+    def plan(self, view: BatchView) -> Plan:
+        """The planner's plan, checked, or no drafts."""
+        if self._planner is None or not view.requests:
+            return Plan.off(view)
+        try:
+            plan = self._planner.plan(view)
+            plan.check(view)
+        except Exception as error:
+            self._fault("plan", error)
+            return Plan.off(view, "planner failed")
+        return plan
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        """The planner's shorter plan, or the plan as it was."""
+        assert self._planner is not None
+        try:
+            refined = self._planner.refine(view, plan, confidence)
+            refined.check(view)
+        except Exception as error:
+            self._fault("refine", error)
+            return plan
+        return refined
+
+    def observe(self, observation: Observation) -> None:
+        """Tell the planner. A fault here stands among those of the next step."""
+        if self._planner is None:
+            return
+        started = time.perf_counter()
+        try:
+            self._planner.observe(observation)
+        except Exception as error:
+            self._fault("observe", error)
+        self.observe_seconds = time.perf_counter() - started
+
+    def take_faults(self) -> tuple[str, ...]:
+        """Faults since the last call, a controller's own guards included."""
+        faults, self._faults = self._faults, []
+        return (*faults, *getattr(self._planner, "take_faults", tuple)())
+
+    def _fault(self, verb: str, error: Exception) -> None:
+        log.warning("planner_failed", verb=verb, error=repr(error))
+        self._faults.append(f"planner failed to {verb}: {error!r}")
