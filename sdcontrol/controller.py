@@ -69,7 +69,7 @@ class Controller:
         acceptance: Acceptance | None = None,
         *,
         seed: int = 0,
-        plan_budget_seconds: float = 0.25,
+        plan_budget_seconds: float = 0.5,
         max_draft_tokens: int = 8,
         clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:

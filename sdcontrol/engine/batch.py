@@ -7,17 +7,17 @@ Knows requests, drafts and verdicts; nothing of policies, models or time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from sdcontrol.core import BatchView, Choice, Hint, RequestView
+from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.engine.drafters.base import Draft
-from sdcontrol.engine.drafting import NO_DRAFT, Drafting
+from sdcontrol.engine.drafting import NO_DRAFT, Drafting, Drafts
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.verify import Verdict, VerifyTask
 from sdcontrol.scheduling.scheduler import ScheduledBatch
 
-__all__ = ["Batch", "Moves", "Outcome", "Piece", "accepted_nodes"]
+__all__ = ["Batch", "Moves", "Piece"]
 
 Moves = list[tuple[Request, list[int], list[int]]]
 """Per request, positions whose contents move to other positions."""
@@ -32,6 +32,7 @@ class Piece:
     completes: bool  # whether its last logits give a token
     draft: Draft = NO_DRAFT
     arm: str = ""
+    emitted: int = 0  # tokens that the request took of this step
 
     def segment(self, block_size: int) -> Segment:
         """The piece as the model computes it."""
@@ -47,14 +48,6 @@ class Piece:
             num_logits=1 + len(draft.tokens) if self.completes else 0,
             parents=None if draft.is_chain else draft.parents,
         )
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the requests of a batch keep of a step."""
-
-    emitted: list[int] = field(default_factory=list)  # tokens per piece
-    moves: Moves = field(default_factory=list)  # accepted paths of trees
 
 
 class Batch:
@@ -101,25 +94,49 @@ class Batch:
             if piece.completes
         ]
 
-    def accept(self, verdicts: Iterable[Verdict]) -> Outcome:
+    def accept(self, verdicts: Iterable[Verdict]) -> Moves:
         """Append what was accepted to the requests; blocks are still those of before."""
-        outcome = Outcome()
+        moves: Moves = []
         remaining = iter(verdicts)
         for piece in self.pieces:
             if piece.completes:
-                outcome.emitted.append(_accept(piece, next(remaining), outcome.moves))
+                _accept(piece, next(remaining), moves)
             else:
-                piece.request.cached_after = (
-                    piece.request.scheduled.cached_tokens + piece.num_new_tokens
-                )
-                outcome.emitted.append(0)
-        return outcome
+                cached = piece.request.scheduled.cached_tokens
+                piece.request.cached_after = cached + piece.num_new_tokens
+        return moves
+
+    def observation(
+        self,
+        view: BatchView,
+        plan: Plan,
+        drafts: Drafts,
+        verdicts: Sequence[Verdict],
+        *,
+        timing: Timing,
+        faults: tuple[str, ...],
+    ) -> Observation:
+        """What came of the step, for the requests of the view."""
+        own = verdicts[: len(self.decoding)]
+        are_chains = all(piece.draft.is_chain for piece in self.decoding)
+        return Observation(
+            view=view,
+            plan=plan,
+            drafted=drafts.drafted,
+            proposed=tuple([len(piece.draft.tokens) for piece in self.decoding]),
+            accepted=tuple([len(verdict.accepted_nodes) for verdict in own]),
+            emitted=tuple([piece.emitted for piece in self.decoding]),
+            timing=timing,
+            accepted_nodes=None if are_chains else tuple([v.accepted_nodes for v in own]),
+            confidence=drafts.confidence,
+            faults=faults,
+        )
 
 
-def _accept(piece: Piece, verdict: Verdict, moves: Moves) -> int:
+def _accept(piece: Piece, verdict: Verdict, moves: Moves) -> None:
     request, draft, path = piece.request, piece.draft, verdict.accepted_nodes
     length = len(request.tokens)
-    emitted = request.append([*(draft.tokens[node] for node in path), verdict.next_token])
+    piece.emitted = request.append([*(draft.tokens[node] for node in path), verdict.next_token])
     request.cached_after = min(length + len(path), len(request.tokens) - 1)
     if path and path[-1] != len(path) - 1 and request.finish_reason is None:
         moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
@@ -129,7 +146,6 @@ def _accept(piece: Piece, verdict: Verdict, moves: Moves) -> int:
     request.stats.steps += 1
     if arm:
         request.stats.count(arm, proposed=len(draft.tokens), accepted=len(path))
-    return emitted
 
 
 def _view(request: Request, drafting: Drafting | None) -> RequestView:
@@ -148,12 +164,3 @@ def _view(request: Request, drafting: Drafting | None) -> RequestView:
         drafters=arms,
         hints=hints,
     )
-
-
-def accepted_nodes(
-    pieces: Sequence[Piece], verdicts: Sequence[Verdict]
-) -> tuple[tuple[int, ...], ...] | None:
-    """The accepted paths where any draft is a tree, else None."""
-    if all(piece.draft.is_chain for piece in pieces):
-        return None
-    return tuple(verdict.accepted_nodes for verdict in verdicts[: len(pieces)])

@@ -5,12 +5,11 @@ Whatever cannot be honoured is refused by name, never ignored. Knows nothing of 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from transformers import (
     GenerationConfig,
-    GenerationMixin,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -30,6 +29,7 @@ __all__ = [
     "prepare_config",
     "stop_string_criteria",
     "temperature_of",
+    "tokens_of",
 ]
 
 # Setting: the values that mean "not asked for", and what to call it.
@@ -62,6 +62,29 @@ class Decoding:
     temperature: float  # 0 when greedy
 
 
+class _Generator(Protocol):
+    """How `generate` prepares its settings; transformers' types do not fit its own models."""
+
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **options: object
+    ) -> tuple[GenerationConfig, dict[str, object]]: ...
+
+    def _prepare_special_tokens(
+        self, config: GenerationConfig, has_mask: bool, device: torch.device
+    ) -> None: ...
+
+    def _get_logits_processor(self, **facts: object) -> LogitsProcessorList: ...
+
+
+def tokens_of(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    """Token ids of a prompt; raises `ConfigError` for text without a tokenizer."""
+    if not isinstance(prompt, str):
+        return [int(token) for token in prompt]
+    if tokenizer is None:
+        raise ConfigError("a text prompt needs a tokenizer; pass tokenizer=...")
+    return list(tokenizer(prompt)["input_ids"])
+
+
 def check_generation_config(config: GenerationConfig) -> None:
     """Raise `UnsupportedGeneration` for a setting that cannot be honoured."""
     for name, (neutral, feature) in _REFUSED.items():
@@ -80,10 +103,8 @@ def prepare_config(
     options: Mapping[str, object],
 ) -> GenerationConfig:
     """The settings that `generate` would arrive at; raises `ConfigError` for unknown options."""
-    generator = cast(GenerationMixin, model)
-    prepared = generator._prepare_generation_config(generation_config, **options)
-    config: GenerationConfig = prepared[0]
-    unknown: dict[str, object] = prepared[1]
+    generator = cast(_Generator, model)
+    config, unknown = generator._prepare_generation_config(generation_config, **options)
     unknown = {key: value for key, value in unknown.items() if key not in _MODEL_FLAGS}
     if unknown:
         raise ConfigError(f"unknown generation options {sorted(unknown)}")
@@ -115,7 +136,7 @@ def decoding_of(
 ) -> Decoding:
     """What a prepared config asks of one unpadded prompt."""
     ids = torch.tensor([list(prompt)], dtype=torch.int64)
-    prepared = cast(GenerationMixin, model)._get_logits_processor(
+    prepared = cast(_Generator, model)._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=len(prompt),
         encoder_input_ids=ids,

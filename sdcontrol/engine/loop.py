@@ -14,14 +14,14 @@ import structlog
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sdcontrol.core import BatchView, Observation, Plan, Planner
-from sdcontrol.engine.batch import Batch, accepted_nodes
+from sdcontrol.engine.batch import Batch
 from sdcontrol.engine.clock import StepClock
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
 from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
 from sdcontrol.engine.drafting import Drafting, Drafts
-from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config
+from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.intake import Intake
 from sdcontrol.engine.kernels.reference import TorchAttention
@@ -30,7 +30,7 @@ from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import RejectionVerifier, Verdict, Verifier, build_verifier
-from sdcontrol.errors import ConfigError, EngineClosed
+from sdcontrol.errors import EngineClosed
 from sdcontrol.scheduling.scheduler import ScheduledBatch, Scheduler
 
 __all__ = ["Engine"]
@@ -100,8 +100,6 @@ class Engine:
                 drafter.attach(host)
         return host
 
-    # ---- requests
-
     def submit(
         self,
         prompt: str | Sequence[int],
@@ -120,7 +118,7 @@ class Engine:
         sampled request takes one from torch's generator. Raises `RequestRefused` where the request
         could never run, `ConfigError` and `UnsupportedGeneration` for settings.
         """
-        tokens = self._tokenize(prompt)
+        tokens = tokens_of(prompt, self.tokenizer)
         config = prepare_config(self.model, generation_config, len(tokens), options)
         decoding = decoding_of(
             self.model,
@@ -201,8 +199,6 @@ class Engine:
     ) -> None:
         self.close()
 
-    # ---- the loop
-
     def step(self) -> Observation:
         """Decode one step; an empty observation where there is nothing to do."""
         self._check_open()
@@ -210,7 +206,8 @@ class Engine:
         clock = StepClock()
         self._take_inbox()
         batch = Batch(self._next_batch(), self._intake.live)
-        view = self._view(batch)
+        offered = None if self.planner.is_absent else self.drafting
+        view = batch.view(self.stats.steps, self._free_kv_tokens, offered)
         clock.lap("overhead")
         plan = self.planner.plan(view)
         clock.lap("controller")
@@ -218,18 +215,14 @@ class Engine:
         clock.lap("draft")
         verdicts = self._verify(batch)
         clock.lap("verify")
-        emitted = self._commit(batch, verdicts)
+        self._commit(batch, verdicts)
         clock.lap("overhead")
-        observation = Observation(
-            view=view,
-            plan=plan,
-            drafted=drafts.drafted,
-            proposed=tuple([len(piece.draft.tokens) for piece in batch.decoding]),
-            accepted=tuple([len(v.accepted_nodes) for v in verdicts[: len(batch.decoding)]]),
-            emitted=tuple(emitted[: len(batch.decoding)]),
+        observation = batch.observation(
+            view,
+            plan,
+            drafts,
+            verdicts,
             timing=clock.timing(drafts.seconds, self.planner.observe_seconds),
-            accepted_nodes=accepted_nodes(batch.decoding, verdicts),
-            confidence=drafts.confidence,
             faults=(*self.planner.take_faults(), *self.drafting.take_faults()),
         )
         self.stats.add(observation)
@@ -258,10 +251,6 @@ class Engine:
         self._free_kv_tokens = self.scheduler.free_draft_tokens(scheduled)
         return scheduled
 
-    def _view(self, batch: Batch) -> BatchView:
-        offered = None if self.planner.is_absent else self.drafting
-        return batch.view(self.stats.steps, self._free_kv_tokens, offered)
-
     def _propose(self, view: BatchView, plan: Plan, batch: Batch) -> Drafts:
         if plan.is_off:
             return Drafts.none(len(batch.decoding))
@@ -281,12 +270,11 @@ class Engine:
         tasks = batch.tasks(first_rows)
         return self.verifier.verify(logits, tasks) if tasks else []
 
-    def _commit(self, batch: Batch, verdicts: Sequence[Verdict]) -> list[int]:
+    def _commit(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
         """Keep what was accepted; give back what was not."""
-        outcome = batch.accept(verdicts)
-        self._host.move(outcome.moves)
-        for piece, emitted in zip(batch.pieces, outcome.emitted, strict=True):
-            request = piece.request
+        self._host.move(batch.accept(verdicts))
+        for piece in batch.pieces:
+            request, emitted = piece.request, piece.emitted
             new_tokens = tuple(request.tokens[len(request.tokens) - emitted :]) if emitted else ()
             if request.finish_reason is not None:
                 self.scheduler.finish(request.scheduled)
@@ -297,7 +285,6 @@ class Engine:
             if emitted:
                 self.drafting.commit(request, emitted)
                 self._events.append(TokenEvent(request.id, new_tokens))
-        return outcome.emitted
 
     def _end(self, request: Request, tokens: tuple[int, ...], reason: FinishReason) -> None:
         request.finish_reason = reason
@@ -310,10 +297,3 @@ class Engine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosed("the engine is closed; make another")
-
-    def _tokenize(self, prompt: str | Sequence[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
-        if self.tokenizer is None:
-            raise ConfigError("a text prompt needs a tokenizer; pass Engine(..., tokenizer=...)")
-        return list(self.tokenizer(prompt)["input_ids"])

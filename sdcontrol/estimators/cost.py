@@ -14,7 +14,13 @@ import structlog
 from sdcontrol.core import Cost, FloatArray, Observation
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.forward import LearntForward
-from sdcontrol.estimators.loads import DraftLoad, VerifyLoad, draft_loads, verify_load
+from sdcontrol.estimators.loads import (
+    DraftLoad,
+    VerifyLoad,
+    draft_loads,
+    is_plausible,
+    verify_load,
+)
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
 
 __all__ = ["OnlineCost", "Prediction", "UninformedCost"]
@@ -152,7 +158,7 @@ class OnlineCost:
     def _judge(self, observation: Observation, predicted: float) -> None:
         """Compare the step with its prediction, before learning from it."""
         measured = observation.timing.total_seconds
-        if not self._forward.is_measured or not (0.0 < measured < math.inf and predicted > 0.0):
+        if not (self._forward.is_measured and is_plausible(measured) and predicted > 0.0):
             return
         self.last_prediction = Prediction(predicted, float(measured))
         was_drifting = self.is_drifting
@@ -170,7 +176,7 @@ class OnlineCost:
     def _learn_overhead(self, observation: Observation) -> None:
         timing = observation.timing
         seconds = timing.overhead_seconds + timing.controller_seconds
-        if not 0.0 <= seconds < math.inf:
+        if not is_plausible(seconds):
             return
         if self._overhead is None:
             self._overhead = min(seconds, 0.1)

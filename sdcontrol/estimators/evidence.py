@@ -59,7 +59,7 @@ def gather(
             _mark_nodes(observation, row, tested[entry], hits[entry])
         elif observation.confidence is not None and _was_trimmed(observation, row):
             values = observation.confidence[row][observation.proposed[row] : depth]
-            rates = calibrated(arm, np.array(values, dtype=float))
+            rates = calibrated(arm, np.clip(np.array(values, dtype=float), 0.0, 1.0))
             _mark_trimmed(observation.proposed[row], rates, tested[entry], hits[entry])
     buckets = _buckets(observation, rows, arms)
     return Evidence(np.array(rows, np.intp), tuple(arms), buckets, tested, hits)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sdcontrol.core import Cost, FloatArray
-from sdcontrol.estimators.loads import VerifyLoad
+from sdcontrol.estimators.loads import VerifyLoad, is_plausible
 from sdcontrol.estimators.regression import OnlineRegression
 from sdcontrol.estimators.staircase import Staircase, token_grid
 
@@ -89,7 +89,7 @@ class LearntForward:
         )
         if changed:
             self._stairs.forget()
-        elif 0.0 < seconds < math.inf:
+        elif is_plausible(seconds):
             fitted = self._regression.predict(features)
             limit = fitted * (_MOST_RESIDUAL if is_familiar else _MOST_NEWS)
             residual = min(max(seconds - fitted, -limit), limit) / self._regression.scale

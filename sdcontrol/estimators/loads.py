@@ -1,6 +1,6 @@
 """What a step made the machine do: tokens, KV and drafting rounds, read off an observation.
 
-Knows nothing of seconds.
+Knows nothing of seconds, except which of them no clock can have meant.
 """
 
 from collections import defaultdict
@@ -11,7 +11,9 @@ import numpy as np
 from sdcontrol.core import FloatArray, Observation, family_of
 from sdcontrol.estimators.price import catch_up_tokens, sparse_budget
 
-__all__ = ["DraftLoad", "VerifyLoad", "draft_loads", "verify_load"]
+__all__ = ["DraftLoad", "VerifyLoad", "draft_loads", "is_plausible", "verify_load"]
+
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-9, 1e5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class DraftLoad:
     num_requests: FloatArray
     kv_tokens: FloatArray
     catch_up_tokens: int
+
+
+def is_plausible(seconds: float) -> bool:
+    """Whether a phase of a step can have taken so long; False for NaN."""
+    return _SHORTEST_SECONDS < seconds < _LONGEST_SECONDS
 
 
 def verify_load(observation: Observation) -> VerifyLoad:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.core import FloatArray
+from sdcontrol.estimators.loads import is_plausible
 
 __all__ = ["OnlineRegression"]
 
@@ -74,7 +75,7 @@ class OnlineRegression:
         """
         normal = features / self.units
         expected = self.predict(features) if expected is None else expected
-        if not (math.isfinite(seconds) and seconds > 0.0 and expected > 0.0):
+        if not (is_plausible(seconds) and expected > 0.0):
             return False
         ratio = math.log(seconds) - math.log(expected)
         self.num_measured += 1

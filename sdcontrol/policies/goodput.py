@@ -11,9 +11,9 @@ from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
 from sdcontrol.policies.base import Policy, PolicyConfig
-from sdcontrol.policies.maximise import Answer, maximise
+from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
-from sdcontrol.policies.problem import Problem, read, read_drafted, to_plan
+from sdcontrol.policies.problem import Answer, Problem, read, read_drafted, to_plan
 
 __all__ = ["Goodput", "GoodputConfig"]
 

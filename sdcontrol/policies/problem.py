@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
 from sdcontrol.estimators.price import sparse_budget
 
-__all__ = ["IntArray", "Problem", "read", "read_drafted", "to_plan"]
+__all__ = ["Answer", "IntArray", "Problem", "evaluate", "read", "read_drafted", "to_plan"]
 
 IntArray = NDArray[np.int64]
 
@@ -28,7 +28,7 @@ class Problem:
 
     arms: tuple[str, ...]
     family: IntArray  # [arms], index of the arm's family; arms of a family are neighbours
-    first: IntArray  # [families], its first arm
+    members: tuple[slice, ...]  # [families], its arms
     gain: FloatArray  # [arms, lengths, requests]; lengths are 0..K; flat beyond a request's limit
     limit: IntArray | None  # [arms, requests], the most tokens; None: K everywhere
     verify: FloatArray  # [tokens + 1], overhead included; its end is the limit of draft tokens
@@ -46,6 +46,67 @@ class Problem:
     def lengths(self) -> int:
         """Draft lengths to choose from, 0 included: K + 1."""
         return int(self.gain.shape[1])
+
+    @property
+    def has_kinked_rounds(self) -> bool:
+        """Whether the price of a round is far from linear in the requests that draft in it."""
+        seconds = self.round[:, 1:]
+        slope = (seconds[:, -1:] - seconds[:, :1]) / max(self.batch - 1, 1)
+        line = seconds[:, :1] + slope * np.arange(self.batch)
+        return bool((np.abs(seconds - line) > 0.02 * seconds).any())
+
+    def worth(self, rate: float, each: FloatArray) -> FloatArray:
+        """`[arms, lengths, requests]`: gain less drafting, in tokens, at `rate` tokens per second.
+
+        `each[family]` is the price of a round, in seconds, for a request that drafts in it.
+        """
+        price = (rate * each)[self.family][:, None]
+        if self.excess is not None:
+            price = price + rate * self.excess
+        rounds = np.arange(self.lengths)[:, None]
+        if self.drafted is not None:
+            rounds = np.maximum(rounds - self.drafted[self.family][:, None, None], 0)
+        worth: FloatArray = self.gain - price[:, None, :] * rounds
+        if self.catch_up is not None:
+            worth[:, 1:] -= rate * self.catch_up[:, None, :]
+        return worth
+
+
+@dataclass(slots=True)
+class Answer:
+    """An arm and a length per request, and what they are worth."""
+
+    arm: IntArray  # [requests]
+    length: IntArray  # [requests]
+    gain: float  # expected tokens
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Expected tokens per second."""
+        return self.gain / self.seconds
+
+
+def evaluate(problem: Problem, arm: IntArray, length: IntArray) -> Answer:
+    """What `length[r]` tokens by `arm[r]` for every request r are worth."""
+    rows = np.arange(problem.batch)
+    families, lengths = problem.round.shape[0], problem.lengths
+    gain = problem.batch + float(problem.gain[arm, length, rows].sum())
+    cells = np.bincount(problem.family[arm] * lengths + length, minlength=families * lengths)
+    ending = cells.reshape(families, lengths)[:, :0:-1]  # who drafts K, K - 1, ..., 1 tokens
+    drafting = np.add.accumulate(ending, axis=1)
+    if problem.drafted is not None:  # only rounds to come
+        drafting *= np.arange(lengths - 1, 0, -1) > problem.drafted[:, None]
+    seconds = float(problem.verify[length.sum()])
+    seconds += float(problem.round[np.arange(families)[:, None], drafting].sum())
+    if problem.excess is not None:
+        rounds = length
+        if problem.drafted is not None:
+            rounds = np.maximum(length - problem.drafted[problem.family[arm]], 0)
+        seconds += float(problem.excess[arm, rows] @ rounds)
+    if problem.catch_up is not None:
+        seconds += float(problem.catch_up[arm, rows] @ (length > 0))
+    return Answer(arm, length, gain, seconds)
 
 
 def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Problem:
@@ -77,7 +138,7 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     return Problem(
         arms=arms,
         family=layout.family,
-        first=layout.first,
+        members=layout.members,
         gain=gain,
         limit=limit,
         verify=verify + belief.cost.overhead_seconds(),
@@ -118,7 +179,7 @@ def read_drafted(view: BatchView, plan: Plan, drafted: list[int], belief: Belief
     return Problem(
         arms=layout.arms,
         family=layout.family,
-        first=layout.first,
+        members=layout.members,
         gain=_gain(rows, depth + 1, batch, limit),
         limit=limit,
         verify=verify + spent,
@@ -173,15 +234,11 @@ def _gain(
 ) -> FloatArray:
     gain = np.zeros((len(survival), lengths, batch))
     for a, rows in enumerate(survival):
-        depth = rows.shape[1]
-        if limit is None:
-            np.add.accumulate(rows.T, axis=0, out=gain[a, 1 : depth + 1])
-            gain[a, depth + 1 :] = gain[a, depth]
-        else:
-            gain[a, 1 : depth + 1] = rows.T
+        gain[a, 1 : rows.shape[1] + 1] = rows.T
     if limit is not None:
         gain *= np.arange(lengths)[:, None] <= limit[:, None, :]
-        np.add.accumulate(gain, axis=1, out=gain)
+    for n in range(2, lengths):
+        gain[:, n] += gain[:, n - 1]
     return gain
 
 
@@ -239,7 +296,7 @@ class _Layout:
     arms: tuple[str, ...]  # grouped by family
     families: dict[str, tuple[tuple[int, int | None], ...]]  # members: arm index and KV budget
     family: IntArray  # [arms]
-    first: IntArray  # [families]
+    members: tuple[slice, ...]  # [families]
 
 
 @cache
@@ -254,5 +311,5 @@ def _layout(offered: tuple[str, ...]) -> _Layout:
         arms=arms,
         families=members,
         family=np.array([names.index(family_of(arm)) for arm in arms]),
-        first=np.array([indices[0][0] for indices in members.values()]),
+        members=tuple(slice(m[0][0], m[-1][0] + 1) for m in members.values()),
     )

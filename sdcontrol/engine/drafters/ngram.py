@@ -13,19 +13,15 @@ repeated rows give drafts as long as asked:
 Occurrences that went on differently make a tree, where `max_branches` allows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from heapq import heappop, heappush
-from itertools import chain, islice
-from operator import itemgetter
-from typing import NamedTuple, Never
+from typing import Never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.core import Hint
 from sdcontrol.engine.drafters.base import (
-    ROOT,
     Draft,
     Drafter,
     DraftRequest,
@@ -33,6 +29,7 @@ from sdcontrol.engine.drafters.base import (
     KeepDrafting,
 )
 from sdcontrol.engine.drafters.ngram_index import NgramIndex
+from sdcontrol.engine.drafters.ngram_tree import confidence_of, partings, tree_shape
 from sdcontrol.errors import ConfigError, DrafterFault
 
 __all__ = ["MAX_DRAFT_TOKENS", "NgramDrafter", "matched_lengths"]
@@ -41,8 +38,6 @@ MAX_DRAFT_TOKENS = 32
 """Nodes that one draft may have."""
 
 _OCCURRENCES = 3  # of a match are looked at, or as many as may branch
-_HALF_TRUST_TOKENS = 1.7  # a single occurrence is right half the time at this match length
-_SECOND_GUESS = 0.2  # P(another occurrence's token is right, given that the first guess is wrong)
 _NO_DRAFT = Draft()
 _NO_HOPE = Hint(max_draft_tokens=0, match_tokens=0, confidence=0.0)
 
@@ -123,8 +118,8 @@ class NgramDrafter(Drafter):
 
     def _draft(self, tracked: "_Tracked", num_nodes: int) -> Draft:
         runs = tracked.index.continuations(tracked.occurrences, num_nodes)
-        partings = _partings(runs) if len(runs) > 1 else ()
-        shape = _shape(tracked.match_tokens, partings, num_nodes, self.max_branches)
+        parted = partings(runs) if len(runs) > 1 else ()
+        shape = tree_shape(tracked.match_tokens, parted, num_nodes, self.max_branches)
         return Draft(shape.take(runs), shape.parents, shape.confidence)
 
 
@@ -193,130 +188,5 @@ class _Tracked:
 
 @lru_cache(maxsize=4096)
 def _hint(match_tokens: int, num_alike: int, num_different: int) -> Hint:
-    confidence = _confidence(match_tokens, num_alike, num_different)
+    confidence = confidence_of(match_tokens, num_alike, num_different)
     return Hint(MAX_DRAFT_TOKENS, match_tokens, confidence)
-
-
-def _confidence(match_tokens: int, num_alike: int, num_different: int) -> float:
-    """P(the latest occurrence's next token is right), in (0, 1).
-
-    A single occurrence is trusted by its length; each other occurrence is one vote. The constants
-    were fitted to recorded outputs (`benchmarks/ngram.py`).
-    """
-    alone = match_tokens / (match_tokens + _HALF_TRUST_TOKENS)
-    return (alone + num_alike) / (1 + num_alike + num_different)
-
-
-def _partings(runs: Sequence[list[int]]) -> tuple[tuple[int, int], ...]:
-    """For each run but the first: the earlier run that it follows furthest, and how far."""
-    partings = []
-    for number in range(1, len(runs)):
-        run, furthest, beside = runs[number], 0, 0
-        for other in range(number):
-            if run[furthest] == runs[other][furthest]:  # it cannot share more where this differs
-                shared = _num_shared(run, runs[other])
-                if shared > furthest:
-                    furthest, beside = shared, other
-                    if shared == len(run):
-                        break
-        partings.append((beside, furthest))
-    return tuple(partings)
-
-
-def _num_shared(run: list[int], other: list[int]) -> int:
-    if run == other:
-        return len(run)
-    shared = 0
-    while run[shared] == other[shared]:
-        shared += 1
-    return shared
-
-
-class _Shape(NamedTuple):
-    """A tree but for its tokens."""
-
-    parents: tuple[int, ...]
-    confidence: tuple[float, ...]  # of each node, given its parent
-    take: Callable[[list[list[int]]], tuple[int, ...]]  # its tokens, out of the runs
-
-
-@lru_cache(maxsize=4096)
-def _shape(
-    match_tokens: int, partings: tuple[tuple[int, int], ...], num_nodes: int, max_branches: int
-) -> _Shape:
-    """The `num_nodes` likeliest nodes. Few distinct shapes exist: they are kept."""
-    return _Tree(match_tokens, partings, max_branches).grown(num_nodes)
-
-
-class _Node(NamedTuple):
-    """A node of a growing tree. Orders by survival, then by age."""
-
-    unlikeliness: float  # minus the survival: the product of confidence down from the root
-    age: int  # how many nodes were thought of before it
-    run: int  # the first run that passes through it
-    depth: int  # 0: a child of the root
-    parent: int
-    confidence: float
-    runs: tuple[int, ...]  # all that pass through it
-
-
-class _Tree:
-    """The tree that runs make which part from one another, grown by its likeliest node.
-
-    Survival never grows downwards, so every prefix of the nodes is the best tree of its size.
-    """
-
-    def __init__(
-        self, match_tokens: int, partings: tuple[tuple[int, int], ...], max_branches: int
-    ) -> None:
-        self._match_tokens = match_tokens
-        self._partings = partings
-        self._max_branches = max_branches
-        self._num_thought_of = 0
-
-    def grown(self, num_nodes: int) -> _Shape:
-        """The first `num_nodes` nodes."""
-        node = _Node(-1.0, 0, 0, -1, ROOT, 1.0, tuple(range(len(self._partings) + 1)))
-        nodes: list[_Node] = []
-        queue: list[_Node] = []
-        while len(nodes) < num_nodes:
-            for child in self._children(node, len(nodes) - 1):
-                heappush(queue, child)
-            node = heappop(queue)
-            nodes.append(node)
-        return _Shape(
-            tuple(node.parent for node in nodes),
-            tuple(node.confidence for node in nodes),
-            _taker([(node.run, node.depth) for node in nodes]),
-        )
-
-    def _children(self, node: _Node, place: int) -> Iterator[_Node]:
-        """One for each way that the node's runs go on, the latest occurrence's first."""
-        depth = node.depth + 1
-        ways: dict[int, list[int]] = {}
-        for run in node.runs:
-            ways.setdefault(self._first_through(run, depth), []).append(run)
-        num_alike = len(next(iter(ways.values()))) - 1
-        num_different = len(node.runs) - 1 - num_alike
-        confidence = _confidence(self._match_tokens + depth, num_alike, num_different)
-        missed = 1.0
-        for run, runs in islice(ways.items(), self._max_branches):
-            self._num_thought_of += 1
-            unlikeliness, age = node.unlikeliness * confidence, self._num_thought_of
-            yield _Node(unlikeliness, age, run, depth, place, confidence, tuple(runs))
-            missed -= confidence
-            confidence = min(confidence, missed * _SECOND_GUESS)
-
-    def _first_through(self, run: int, depth: int) -> int:
-        """The earliest run that has the same token as `run` at `depth`, and all before it."""
-        while run and depth < self._partings[run - 1][1]:
-            run = self._partings[run - 1][0]
-        return run
-
-
-def _taker(places: list[tuple[int, int]]) -> Callable[[list[list[int]]], tuple[int, ...]]:
-    """What picks the tokens at `places`, (run, depth), out of runs as long as there are places."""
-    if all(run == 0 for run, _ in places):
-        return lambda runs: tuple(runs[0])
-    pick = itemgetter(*(run * len(places) + depth for run, depth in places))
-    return lambda runs: pick(list(chain.from_iterable(runs)))

@@ -1,0 +1,143 @@
+"""How many drafting rounds to open to each family.
+
+A round has a base price, paid once for the batch, so it is opened for all or for none. Knows
+nothing of who drafts in it: caps are judged by what requests could make of them, at a few prices
+per draft token.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from sdcontrol.core import FloatArray
+from sdcontrol.policies.arrays import column, counting, greatest, least, ones, running
+from sdcontrol.policies.pricing import Prices
+from sdcontrol.policies.problem import IntArray, Problem
+
+__all__ = ["move_caps", "rank_caps"]
+
+_SAMPLE = 24  # requests that combinations of caps are judged by
+_WORK = 6144  # combinations of caps x sampled requests
+_SOLVED = 256  # candidates x lengths x requests
+_SHARES = np.array([1.0, 0.5, 0.2])  # of the dearest draft token
+_SCARCE = np.array([0.1, 0.25, 0.5, 0.75])  # prices of a draft token where KV slots are few
+_TOTALS = 8
+
+
+def rank_caps(prices: Prices) -> IntArray:
+    """The most promising caps, `[candidates, families]`, judged by a sample of the requests.
+
+    The Lagrangian bound: at a price p per draft token requests are independent, and for every total
+    T what caps can be worth is at most the least over p of (value at p) + p * T - (price of T).
+    """
+    families, lengths, batch = prices.by_family.shape
+    costly = prices.costly
+    if not costly:
+        return np.full((1, families), lengths - 1)
+    sample = prices.by_family[:, :, :: -(-batch // _SAMPLE)]
+    sampled = sample.shape[2]
+    levels, grid = _grid(families, tuple(costly), lengths, _WORK // sampled)
+    tokens = _token_prices(prices.problem, prices.rate)
+    value = _best_within(prices, sample, tokens, levels).reshape(-1, sampled)
+    bound = (value @ ones(sampled, batch / sampled)).reshape(len(tokens), -1)
+    bound -= prices.paid(grid) @ prices.base
+    totals = _totals(prices.problem.verify, tokens, prices.rate)
+    worth = least(bound[:, None] + (tokens[:, None] * totals)[:, :, None], axis=0)
+    worth -= prices.rate * prices.problem.verify[totals][:, None]
+    score = greatest(worth, axis=0)
+    keep = max(1, min(_SOLVED // (lengths * batch), len(score)))
+    if keep == 1:
+        return grid[score.argmax()][None]
+    return grid[(-score).argsort(kind="stable")[:keep]]
+
+
+def move_caps(prices: Prices, cap: IntArray, token: float) -> IntArray:
+    """Each family's best cap given the others', at a price of `token` tokens per draft token."""
+    if not prices.costly or not token:
+        return cap
+    families, lengths, batch = prices.by_family.shape
+    cap = cap.copy()
+    reach = running(np.maximum, prices.by_family - token * column(lengths))
+    for f in prices.costly:
+        value = reach[f]
+        for g in range(families):
+            if g != f:
+                value = np.maximum(value, reach[g, cap[g]])
+        rounds = counting(lengths)
+        if prices.problem.drafted is not None:
+            rounds = np.maximum(rounds - prices.problem.drafted[f], 0)
+        cap[f] = (value @ ones(batch) - prices.base[f] * rounds).argmax()
+    return cap
+
+
+def _best_within(
+    prices: Prices, sample: FloatArray, tokens: FloatArray, levels: IntArray
+) -> FloatArray:
+    """`[prices, caps, requests]`: every request's best under all combinations of caps."""
+    families, lengths, batch = sample.shape
+    # [families, prices, lengths, requests], then the best of at most so many tokens
+    reach = sample[:, None] - (tokens[:, None] * counting(lengths))[:, :, None]
+    reach = running(np.maximum, reach)
+    ends = reach[:, :, -1:]
+    if len(levels) < lengths:
+        reach = reach[:, :, levels]
+    first, *others = prices.costly
+    value = reach[first]
+    for f in range(families):
+        if f not in prices.costly:
+            value = np.maximum(value, ends[f])
+    for f in others:  # [prices, caps so far, requests]
+        value = np.maximum(value[:, :, None], reach[f][:, None]).reshape(len(tokens), -1, batch)
+    return value
+
+
+def _token_prices(problem: Problem, rate: float) -> FloatArray:
+    """Prices of a draft token, from the steepest part of verification downwards, at most 1 token."""
+    verify, last = problem.verify, len(problem.verify) - 1
+    starts, ends, inverse = _spans(last)
+    slope = rate * float(greatest((verify[ends] - verify[starts]) * inverse))
+    tokens: FloatArray = min(slope, 1.0) * _SHARES
+    if last < problem.batch * (problem.lengths - 1):
+        tokens = np.concatenate([tokens, _SCARCE])
+    return tokens
+
+
+def _totals(verify: FloatArray, tokens: FloatArray, rate: float) -> IntArray:
+    """Totals of draft tokens after which verification becomes dearer: even ones, and corners."""
+    even = verify.searchsorted(verify[_evenly(len(verify) - 1)], "right") - 1
+    corners = (rate * verify - tokens[:, None] * counting(len(verify))).argmin(axis=1)
+    return np.concatenate([np.maximum(even, 0), corners])
+
+
+@cache
+def _evenly(last: int) -> IntArray:
+    return np.linspace(last / _TOTALS, last, _TOTALS).astype(np.int64)
+
+
+@cache
+def _spans(last: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """Where chords of the verification cost start and end, and 1 / length: quarters, the whole."""
+    starts = np.array([0, last // 4, last // 2, last * 3 // 4, 0])
+    ends = np.maximum([last // 4, last // 2, last * 3 // 4, last, last], starts + 1)
+    return starts, ends, 1.0 / (ends - starts)
+
+
+@cache
+def _grid(
+    families: int, costly: tuple[int, ...], lengths: int, work: int
+) -> tuple[IntArray, IntArray]:
+    """Caps to consider: `[levels]`, and their combinations `[levels ** len(costly), families]`.
+
+    All lengths where their combinations fit the work, else fewer, denser near zero. Families that
+    are not costly are never capped.
+    """
+    count = lengths
+    while count > 2 and count ** len(costly) > work:
+        count -= 1
+    levels = np.arange(lengths)
+    if count < lengths:
+        levels = np.unique(np.round(np.linspace(0, levels[-1] ** 0.5, count) ** 2).astype(np.int64))
+    axes = np.meshgrid(*[levels] * len(costly), indexing="ij")
+    grid = np.full((len(levels) ** len(costly), families), lengths - 1)
+    grid[:, costly] = np.stack([axis.ravel() for axis in axes], axis=1)
+    return levels, grid

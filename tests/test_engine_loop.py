@@ -1,0 +1,473 @@
+"""The engine's loop: bad planners, threads, refusals, and that not drafting costs nothing."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+
+import pytest
+from structlog.testing import capture_logs
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from sdcontrol.core import BatchView, Choice, Confidence, Observation, Plan
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.kernels.reference import TorchAttention
+from sdcontrol.engine.kv_cache import KVCache
+from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.runner import ModelRunner
+from sdcontrol.errors import ConfigError, RequestRefused, SdcontrolError, UnsupportedGeneration
+from tests.engine_support import (
+    VOCAB,
+    ForcedPlanner,
+    RandomPlanner,
+    RecordingPlanner,
+    Reference,
+    generate_alone,
+    live_requests,
+    noised,
+    random_prompt,
+    run_checked,
+    submit_all,
+    text_tokenizer,
+    tiny_model,
+)
+
+NEW_TOKENS = 14
+RECENT, SCORED = "sparse_kv:32", "sparse_kv:40:scored"
+SMALL = EngineConfig(block_size=8, max_batch_size=4, max_prefill_tokens=64, kv_tokens=512)
+PROMPTS = tuple(random_prompt(length, seed=length) for length in (6, 21, 36, 50, 44, 12))
+
+
+@cache
+def target() -> PreTrainedModel:
+    return tiny_model("Llama", seed=41)
+
+
+@cache
+def draft_model() -> PreTrainedModel:
+    return noised(target())
+
+
+@cache
+def references() -> tuple[Reference, ...]:
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+    return tuple(generate_alone(target(), prompt, **options) for prompt in PROMPTS)
+
+
+def check_all(engine: Engine) -> None:
+    """All prompts, decoded now, are as `generate` says."""
+    ids = submit_all(engine, PROMPTS, max_new_tokens=NEW_TOKENS)
+    finished = run_checked(engine)
+    outputs = [finished[request_id].output for request_id in ids]
+    assert outputs == [reference.tokens for reference in references()]
+
+
+# ---- off is free
+
+
+Call = tuple[object, ...]
+
+
+def record_calls(patch: pytest.MonkeyPatch) -> list[Call]:
+    """From now on: forwards, cache writes, moves and attention, with the shapes of their tensors."""
+    calls: list[Call] = []
+
+    def listen(owner: type, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def listening(self: object, *arguments: object, **keywords: object) -> object:
+            shapes = [tuple(a.shape) for a in arguments if isinstance(a, Tensor)]
+            calls.append((owner.__name__, name, shapes))
+            return plain(self, *arguments, **keywords)
+
+        patch.setattr(owner, name, listening)
+
+    for owner, names in (
+        (KVCache, ("write", "gather", "span", "move")),
+        (TorchAttention, ("attend",)),
+        (ModelRunner, ("forward", "move")),
+    ):
+        for name in names:
+            listen(owner, name)
+    return calls
+
+
+class OpNames(TorchDispatchMode):
+    """Every torch operation that is carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: tuple = (),
+        kwargs: object = None,
+    ) -> object:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def calls_of(drafters: Sequence[DrafterSpec], planner: RecordingPlanner | None) -> list[Call]:
+    with pytest.MonkeyPatch.context() as patch:
+        with Engine(target(), drafters=drafters, planner=planner, config=SMALL) as engine:
+            calls = record_calls(patch)
+            check_all(engine)
+    return calls
+
+
+def ops_of(drafters: Sequence[DrafterSpec], planner: RecordingPlanner | None) -> list[str]:
+    with Engine(target(), drafters=drafters, planner=planner, config=SMALL) as engine:
+        with OpNames() as ops:
+            check_all(engine)
+    return ops.names
+
+
+def test_steps_without_drafts_make_the_calls_of_an_engine_without_drafters() -> None:
+    plain = calls_of([], None)
+    assert len(plain) > 100
+    assert calls_of(["ngram", RECENT, draft_model()], RecordingPlanner()) == plain
+
+
+def test_steps_without_drafts_make_the_same_torch_operations() -> None:
+    plain = ops_of([], None)
+    assert len(plain) > 1000
+    assert ops_of(["ngram", RECENT, draft_model()], RecordingPlanner()) == plain
+
+
+def test_drafting_does_make_other_calls() -> None:
+    """Or the two tests above would compare nothing."""
+    planner = ForcedPlanner(arm="draft_model", num_draft_tokens=2)
+    assert calls_of([draft_model()], planner) != calls_of([], None)
+
+
+# ---- bad planners
+
+
+class BadPlanner(RecordingPlanner):
+    """Drafts with n-grams, and does something wrong at every third step."""
+
+    def __init__(self, **crimes: Callable[..., object]) -> None:
+        super().__init__()
+        self._crimes = crimes
+
+    def plan(self, view: BatchView) -> Plan:
+        if "plan" in self._crimes and view.step % 3 == 2:
+            return self._crimes["plan"](view)
+        return Plan.uniform(view, "ngram", 3)
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        if "refine" in self._crimes and view.step % 3 == 2:
+            return self._crimes["refine"](view, plan)
+        return plan
+
+    def observe(self, observation: Observation) -> None:
+        super().observe(observation)
+        if "observe" in self._crimes and observation.view.step % 3 == 2:
+            self._crimes["observe"](observation)
+
+
+def fail(*_: object) -> object:
+    raise KeyError("a bug of the planner's")
+
+
+def greedy_for_slots(view: BatchView) -> Plan:
+    """More than the cache can hold."""
+    return Plan(tuple(Choice.of("ngram", 10_000) for _ in view.requests))
+
+
+BAD_PLANS: dict[str, Callable[..., object]] = {
+    "raises": fail,
+    "no plan": lambda view: None,
+    "a choice too many": lambda view: Plan((*Plan.off(view).choices, Choice.off())),
+    "nobody": lambda view: Plan(()) if view.requests else fail(),
+    "an unknown drafter": lambda view: Plan(tuple(Choice.of("eagle", 1) for _ in view.requests)),
+    "too many tokens": greedy_for_slots,
+    "choices of another type": lambda view: Plan(tuple("ngram" for _ in view.requests)),
+}
+
+
+@pytest.mark.parametrize("crime", BAD_PLANS)
+def test_a_bad_plan_costs_one_plain_step_and_no_text(crime: str) -> None:
+    planner = BadPlanner(plan=BAD_PLANS[crime])
+    with capture_logs() as logs:
+        with Engine(target(), drafters=["ngram"], planner=planner, config=SMALL) as engine:
+            check_all(engine)
+            assert engine.drafting.quarantined == {}
+    struck = [o for o in planner.observations if o.faults]
+    assert len(struck) >= 3
+    assert all(o.plan.is_off and not any(o.proposed) for o in struck)
+    assert all(fault.startswith("planner failed to plan") for fault in planner.faults())
+    assert len([log for log in logs if log["event"] == "planner_failed"]) == len(struck)
+    assert any(o.proposed and any(o.proposed) for o in planner.observations)
+
+
+BAD_REFINEMENTS: dict[str, Callable[..., object]] = {
+    "raises": fail,
+    "no plan": lambda view, plan: None,
+    "for nobody": lambda view, plan: Plan(()),
+    "another drafter": lambda view, plan: Plan(tuple(Choice.of("eagle", 1) for _ in plan.choices)),
+}
+
+
+@pytest.mark.parametrize("crime", BAD_REFINEMENTS)
+def test_a_bad_refinement_leaves_the_plan_and_blames_no_drafter(crime: str) -> None:
+    planner = BadPlanner(refine=BAD_REFINEMENTS[crime])
+    drafters = ["ngram", draft_model()]
+    with Engine(target(), drafters=drafters, planner=planner, config=SMALL) as engine:
+        check_all(engine)
+        assert engine.drafting.quarantined == {}
+    struck = [o for o in planner.observations if o.faults]
+    assert struck
+    assert any(any(o.proposed) for o in struck)
+    assert all(fault.startswith("planner failed to refine") for fault in planner.faults())
+
+
+def test_a_refinement_cannot_lengthen_a_plan() -> None:
+    def longer(view: BatchView, plan: Plan) -> Plan:
+        return Plan.uniform(view, "ngram", 9)
+
+    planner = BadPlanner(refine=longer)
+    with Engine(target(), drafters=["ngram"], planner=planner, config=SMALL) as engine:
+        check_all(engine)
+    assert max(max(o.proposed, default=0) for o in planner.observations) == 3
+    assert planner.faults() == []
+
+
+def test_a_planner_that_fails_to_observe_stops_nothing() -> None:
+    planner = BadPlanner(observe=fail)
+    with Engine(target(), drafters=["ngram"], planner=planner, config=SMALL) as engine:
+        check_all(engine)
+    assert planner.faults()
+    assert all(fault.startswith("planner failed to observe") for fault in planner.faults())
+
+
+# ---- threads
+
+
+def test_other_threads_submit_and_cancel_while_one_steps() -> None:
+    """Every text is whole, or the beginning of what it would have been."""
+    planner = RandomPlanner(seed=5)
+    drafters = ["ngram", RECENT, SCORED, draft_model()]
+    with Engine(target(), drafters=drafters, planner=planner, config=SMALL) as engine:
+        taken: dict[str, int] = {}
+        cancelled: set[str] = set()
+        errors: list[BaseException] = []
+
+        def visit(number: int) -> None:
+            try:
+                for turn in range(8):
+                    index = (number + turn) % len(PROMPTS)
+                    name = f"{number}.{turn}"
+                    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+                    engine.submit(PROMPTS[index], request_id=name, **options)
+                    taken[name] = index
+                    if turn % 3 == 2 and engine.cancel(name):
+                        cancelled.add(name)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=visit, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        finished = {}
+        while any(thread.is_alive() for thread in threads) or engine.has_work:
+            finished |= engine.run()
+        engine.scheduler.check_integrity()
+    assert errors == []
+    assert finished.keys() == taken.keys()
+    for name, request in finished.items():
+        reference = references()[taken[name]].tokens
+        assert request.output == reference[: len(request.output)]
+        assert (request.finish_reason == "cancelled") <= (name in cancelled)
+        assert request.finish_reason == "cancelled" or request.output == reference
+    assert planner.faults() == []
+
+
+class EngineWithVisitor(Engine):
+    """Somebody submits a request just before each of the first steps."""
+
+    visitors = 3
+
+    def step(self) -> Observation:
+        if self.visitors:
+            self.visitors -= 1
+            self.submit([5, 6, 7], max_new_tokens=1, do_sample=False)
+        return super().step()
+
+
+def test_run_returns_requests_that_came_and_ended_within_one_step() -> None:
+    with EngineWithVisitor(target(), config=SMALL) as engine:
+        engine.submit(PROMPTS[0], max_new_tokens=6, do_sample=False)
+        assert sorted(engine.run()) == [f"request-{number}" for number in range(4)]
+
+
+def test_a_late_cancel_does_not_hit_a_new_request_of_the_same_name() -> None:
+    class CancelsInTheLastStep(RecordingPlanner):
+        def observe(self, observation: Observation) -> None:
+            super().observe(observation)
+
+        def plan(self, view: BatchView) -> Plan:
+            if view.requests and view.requests[0].remaining_tokens == 1:
+                assert engine.cancel("again")
+            return Plan.off(view)
+
+    with Engine(target(), planner=CancelsInTheLastStep(), config=SMALL) as engine:
+        options = {"do_sample": False, "request_id": "again"}
+        engine.submit(PROMPTS[1], max_new_tokens=3, **options)
+        first = engine.run()["again"]
+        engine.submit(PROMPTS[1], max_new_tokens=2, **options)
+        engine.step()
+        second = live_requests(engine)["again"]
+        engine.run()
+    assert (first.finish_reason, first.output) == ("length", references()[1].tokens[:3])
+    assert second.output[:1] == references()[1].tokens[:1]
+
+
+# ---- submission
+
+
+REFUSALS: dict[str, tuple[Sequence[int], dict[str, object], str]] = {
+    "too long": ([1] * 500, {"max_new_tokens": 13}, "KV cache holds 512"),
+    "empty": ([], {"max_new_tokens": 3}, "empty prompt"),
+    "token too large": ([1, VOCAB], {"max_new_tokens": 3}, f"token {VOCAB} is outside"),
+    "token negative": ([1, -1], {"max_new_tokens": 3}, "token -1 is outside"),
+    "taken": ([1, 2], {"max_new_tokens": 3, "request_id": "request-0"}, "is taken"),
+    "nothing to do": ([1, 2], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+    "unknown option": ([1, 2], {"max_new_token": 3}, "unknown generation options"),
+    "unknown drafter": ([1, 2], {"speculation": ["eagle"]}, "unknown drafters"),
+    "text without tokenizer": ("text", {"max_new_tokens": 3}, "needs a tokenizer"),
+    "stop strings without tokenizer": ([1], {"stop_strings": ["a"]}, "need a tokenizer"),
+    "beams": ([1, 2], {"num_beams": 2}, "beam search"),
+    "prompt lookup": ([1, 2], {"prompt_lookup_num_tokens": 2}, "prompt lookup"),
+    "guidance": ([1, 2], {"guidance_scale": 2.0}, "guidance"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_refused_request_says_why_and_disturbs_nobody(case: str) -> None:
+    prompt, options, message = REFUSALS[case]
+    with Engine(target(), drafters=["ngram"], config=SMALL) as engine:
+        ids = submit_all(engine, PROMPTS[:2], max_new_tokens=NEW_TOKENS)
+        engine.step()
+        before = sorted(live_requests(engine))
+        with pytest.raises(SdcontrolError, match=message) as refusal:
+            engine.submit(prompt, **options)
+        expected = (RequestRefused, ConfigError, UnsupportedGeneration)
+        assert isinstance(refusal.value, expected)
+        assert sorted(live_requests(engine)) == before
+        finished = run_checked(engine)
+    for request_id, reference in zip(ids, references(), strict=False):
+        assert finished[request_id].output == reference.tokens
+
+
+def test_an_id_is_free_again_after_its_request_ended() -> None:
+    with Engine(target(), config=SMALL) as engine:
+        for _ in range(2):
+            engine.submit([1, 2], request_id="mine", max_new_tokens=2, do_sample=False)
+            assert list(engine.run()) == ["mine"]
+
+
+def test_names_given_by_the_engine_avoid_those_that_users_chose() -> None:
+    with Engine(target(), config=SMALL) as engine:
+        engine.submit([1, 2], request_id="request-1", max_new_tokens=2, do_sample=False)
+        given = submit_all(engine, [[1, 2]] * 3, max_new_tokens=2)
+        assert given == ["request-0", "request-2", "request-3"]
+
+
+def test_text_prompts_are_tokenized() -> None:
+    tokenizer = text_tokenizer()
+    with Engine(target(), tokenizer=tokenizer, config=SMALL) as engine:
+        engine.submit("abcab", request_id="text", max_new_tokens=3, do_sample=False)
+        request = engine.run()["text"]
+    assert request.tokens[: request.prompt_tokens] == tokenizer("abcab")["input_ids"]
+
+
+def test_speculation_can_be_limited_for_each_request() -> None:
+    planner = RandomPlanner(seed=6)
+    wanted: dict[str, bool | list[str]] = {
+        "none": False,
+        "all": True,
+        "some": ["ngram"],
+        "one": ["sparse_kv:32"],
+    }
+    with Engine(
+        target(), drafters=["ngram", RECENT, draft_model()], planner=planner, config=SMALL
+    ) as engine:
+        for name, speculation in wanted.items():
+            options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+            engine.submit(PROMPTS[2], request_id=name, speculation=speculation, **options)
+        finished = run_checked(engine)
+    offered: dict[str, set[str]] = {name: set() for name in wanted}
+    for observation in planner.observations:
+        for view in observation.view.requests:
+            offered[view.id].update(view.drafters)
+    assert offered == {
+        "none": set(),
+        "all": {"ngram", RECENT, "draft_model"},
+        "some": {"ngram"},
+        "one": {RECENT},
+    }
+    assert {tuple(r.output) for r in finished.values()} == {tuple(references()[2].tokens)}
+
+
+# ---- what is observed
+
+
+@pytest.fixture(scope="module")
+def observed() -> Iterator[tuple[list[Observation], Engine]]:
+    planner = RandomPlanner(seed=7)
+    drafters = ["ngram", RECENT, SCORED, draft_model()]
+    with Engine(target(), drafters=drafters, planner=planner, config=SMALL) as engine:
+        check_all(engine)
+        yield planner.observations, engine
+
+
+def test_observations_count_what_happened(observed: tuple[list[Observation], Engine]) -> None:
+    observations, engine = observed
+    assert [o.view.step for o in observations] == list(range(len(observations)))
+    for o in observations:
+        sizes = {len(o.view.requests)}
+        assert {len(o.plan.choices), len(o.drafted), len(o.proposed)} == sizes
+        assert {len(o.accepted), len(o.emitted)} == sizes
+        rows = zip(o.plan.choices, o.drafted, o.proposed, o.accepted, o.emitted, strict=True)
+        for choice, drafted, proposed, accepted, emitted in rows:
+            assert choice.num_draft_tokens >= drafted >= proposed >= accepted >= emitted - 1
+            assert emitted >= 1
+        assert min(o.timing.draft_seconds.values(), default=0.0) >= 0.0
+        assert o.timing.verify_seconds > 0.0
+        if o.confidence is not None:
+            assert [len(row) for row in o.confidence] == list(o.drafted)
+    decoded = sum(sum(o.emitted) for o in observations)
+    assert decoded + len(PROMPTS) == len(PROMPTS) * NEW_TOKENS
+    assert engine.stats.emitted == decoded
+
+
+def test_paths_through_trees_are_observed(observed: tuple[list[Observation], Engine]) -> None:
+    observations, _ = observed
+    trees = [o for o in observations if o.accepted_nodes is not None]
+    assert trees
+    for o in trees:
+        assert tuple(len(path) for path in o.accepted_nodes or ()) == o.accepted
+        assert all(list(path) == sorted(set(path)) for path in o.accepted_nodes or ())
+
+
+def test_views_say_what_is_left_and_what_is_free(
+    observed: tuple[list[Observation], Engine],
+) -> None:
+    observations, _ = observed
+    for o in observations:
+        for view in o.view.requests:
+            assert view.generated_tokens + view.remaining_tokens == NEW_TOKENS
+        assert sum(choice.num_draft_tokens for choice in o.plan.choices) <= o.view.free_kv_tokens
+
+
+def test_nothing_to_do_is_an_empty_observation() -> None:
+    with Engine(target(), config=SMALL) as engine:
+        observation = engine.step()
+    assert observation.view.requests == ()
+    assert observation.emitted == ()
