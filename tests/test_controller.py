@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -328,7 +328,7 @@ def test_beliefs_that_are_not_numbers_never_reach_a_policy() -> None:
     assert controller.plan(view_of(0)).is_off
 
 
-@settings(max_examples=40, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(

@@ -558,8 +558,8 @@ def test_streamed_seeds_are_those_of_the_prompts(streaming: SpeculativeDecoder) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": [1]}, "1 seeds for 3"),
-        ({"seed": 1}, "use seeds"),
+        ({"seeds": [1]}, "1 seed for 3"),
+        ({"seed": 1}, "give a list"),
         ({"num_return_sequences": 2}, "num_return_sequences"),
         ({"num_beams": 2}, "num_beams"),
         ({"max_tokens": 2}, "max_tokens"),
@@ -570,6 +570,16 @@ def test_options_that_a_stream_cannot_honour_are_named(
 ) -> None:
     with pytest.raises(SdcontrolError, match=message):
         list(streaming.stream(PROMPTS, **options))
+
+
+def test_requests_may_be_named(streaming: SpeculativeDecoder) -> None:
+    names = ["first", "second", "third"]
+    by_prompt = collect(streaming.stream(PROMPTS, ids=names, max_new_tokens=3, do_sample=False))
+    assert {index: events[0].request_id for index, events in by_prompt.items()} == dict(
+        enumerate(names)
+    )
+    with pytest.raises(RequestRefused, match="'first' is taken"):
+        list(streaming.stream(PROMPTS[:2], ids=["first", "first"], max_new_tokens=3))
 
 
 def test_one_string_is_no_list_of_prompts(streaming: SpeculativeDecoder) -> None:

@@ -216,10 +216,12 @@ def _decode(
 ) -> None:
     def refused(index: int, error: RequestRefused) -> None:
         ordered.end(index, "refused", error=str(error))
-        print(f"sdcontrol: prompt {prompts[index].id!r} refused: {error}", file=sys.stderr)
+        print(f"sdcontrol: refused: {error}", file=sys.stderr)
 
-    events = decoder.stream(
+    stream: Callable[..., Iterator[StreamEvent]] = decoder.stream
+    events = stream(
         [prompt.text for prompt in prompts],
+        ids=[str(prompt.id) for prompt in prompts],
         seeds=[options.seed + index for index in range(len(prompts))],
         on_refused=refused,
         **sampling,

@@ -83,11 +83,11 @@ def _json_line(where: str, line: str) -> Prompt:
 
 
 def _check(prompts: Iterable[Prompt]) -> None:
-    seen: set[str | int] = set()
+    seen: set[str] = set()
     for prompt in prompts:
-        if prompt.id in seen:
+        if str(prompt.id) in seen:
             raise ConfigError(f"two prompts have the id {prompt.id!r}; rename one")
-        seen.add(prompt.id)
+        seen.add(str(prompt.id))
         try:
             prompt.text.encode()
         except UnicodeEncodeError as error:

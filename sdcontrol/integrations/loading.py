@@ -50,8 +50,10 @@ def load_model(
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                 name, dtype=_DTYPES[dtype] or "auto", trust_remote_code=False
             )
-        is_quantised = getattr(model, "quantization_method", None) is not None
-        return model.eval() if is_quantised else model.to(place).eval()
+        if getattr(model, "quantization_method", None) is None:  # those stay where they are
+            torch.nn.Module.to(model, place)
+        model.eval()
+        return model
     except Exception as error:  # whatever a file or the hub makes of it
         raise _cannot_load("model", name, error) from error
 

@@ -10,9 +10,8 @@ from sdcontrol.engine.stats import DrafterStats
 from sdcontrol.errors import ConfigError, UnsupportedGeneration
 from sdcontrol.integrations.detokenizer import Detokenizer
 from sdcontrol.integrations.feed import Consumer
-from sdcontrol.integrations.generate_call import Speculation
 
-__all__ = ["StreamEvent", "check_stream", "stream_events"]
+__all__ = ["StreamEvent", "options_per_prompt", "stream_events"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +44,29 @@ def stream_events(
         )
 
 
-def check_stream(
-    prompts: Sequence[str | Sequence[int]],
-    seeds: Sequence[int] | None,
-    speculation: Sequence[Speculation] | None,
+def options_per_prompt(
+    prompts: Sequence[object],
+    per_prompt: Mapping[str, Sequence[object] | None],
     options: Mapping[str, object],
-) -> None:
-    """Raise `ConfigError` or `UnsupportedGeneration` for arguments that do not go together."""
+) -> list[dict[str, object]]:
+    """For each prompt, the options of all and what is its own.
+
+    Raises `ConfigError` or `UnsupportedGeneration` for arguments that do not go together.
+    """
     if isinstance(prompts, str):
         raise ConfigError("prompts is one string; give a list of prompts")
-    for name, values in (("seeds", seeds), ("speculation", speculation)):
-        if values is not None and len(values) != len(prompts):
-            raise ConfigError(f"{len(values)} {name} for {len(prompts)} prompts; give one each")
-    for name in ("seed", "request_id"):
-        if name in options:
-            raise ConfigError(f"{name}={options[name]!r} is of one request; use seeds, and index")
     if options.get("num_return_sequences") not in (None, 1):
         raise UnsupportedGeneration(
             f"num_return_sequences={options['num_return_sequences']!r}: a stream has one text per "
             "prompt; give the prompt as often as you want texts"
         )
+    given = {name: values for name, values in per_prompt.items() if values is not None}
+    for name, values in given.items():
+        if len(values) != len(prompts):
+            raise ConfigError(f"{len(values)} {name} for {len(prompts)} prompts; give one each")
+    for name in set(options) & set(per_prompt):
+        raise ConfigError(f"{name}={options[name]!r} is of one request; give a list, one for each")
+    return [
+        {**options, **{name: values[index] for name, values in given.items()}}
+        for index in range(len(prompts))
+    ]

@@ -44,7 +44,7 @@ from sdcontrol.integrations.settings import (
     engine_config,
     planner_of,
 )
-from sdcontrol.integrations.streaming import StreamEvent, check_stream, stream_events
+from sdcontrol.integrations.streaming import StreamEvent, options_per_prompt, stream_events
 
 __all__ = ["BoundDecoder", "SpeculativeDecoder", "StreamEvent"]
 
@@ -125,6 +125,7 @@ class SpeculativeDecoder:
         self,
         prompts: Sequence[str | Sequence[int]],
         *,
+        ids: Sequence[str] | None = None,
         seeds: Sequence[int] | None = None,
         speculation: Sequence[Speculation] | None = None,
         on_refused: Callable[[int, RequestRefused], None] | None = None,
@@ -132,28 +133,28 @@ class SpeculativeDecoder:
     ) -> Iterator[StreamEvent]:
         """Decode prompts together, yielding tokens as they come. `options` are `generate`'s.
 
+        `ids`, `seeds` and `speculation` (False: opted out; or the drafters allowed) have one entry
+        per prompt.
+
         A prompt that can never run raises `RequestRefused`, or is told to `on_refused` with its
         place while the others run. Leaving the loop early cancels what has not ended.
         """
-        check_stream(prompts, seeds, speculation, options)
-        return self._stream(prompts, seeds, speculation, on_refused, options)
+        per_prompt = {"request_id": ids, "seed": seeds, "speculation": speculation}
+        own = options_per_prompt(prompts, per_prompt, options)
+        return self._stream(prompts, own, on_refused)
 
     def _stream(
         self,
         prompts: Sequence[str | Sequence[int]],
-        seeds: Sequence[int] | None,
-        speculation: Sequence[Speculation] | None,
+        options: Sequence[Mapping[str, object]],
         on_refused: Callable[[int, RequestRefused], None] | None,
-        options: Mapping[str, object],
     ) -> Iterator[StreamEvent]:
         consumer = Consumer(self._feed)
         places: dict[str, tuple[int, Detokenizer]] = {}
         try:
             for index, prompt in enumerate(prompts):
-                own = dict(options, seed=None if seeds is None else seeds[index])
-                own["speculation"] = True if speculation is None else speculation[index]
                 try:
-                    request_id = self._submit(consumer, prompt, own)
+                    request_id = self._submit(consumer, prompt, options[index])
                 except RequestRefused as error:
                     if on_refused is None:
                         raise
