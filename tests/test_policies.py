@@ -32,7 +32,7 @@ def built(name: str) -> Policy:
     return policies.build(SPECS.get(name, name))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", policies.names())
+@pytest.mark.parametrize("name", [name for name in policies.names() if name != "learned"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_policy_keeps_the_contract(name: str, seed: int) -> None:
     check_policy(built(name), seed=seed)

@@ -68,10 +68,9 @@ class ModelRunner:
         _check_model(model)
         parameters = inspect.signature(model.forward).parameters
         self._keeps_rows = "logits_to_keep" in parameters
-        probed = self._probe()
+        probed, self.vocab_size = self._probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])  # width of the logits
         self.cache: KVCache | None = None
 
     @property
@@ -121,13 +120,16 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         return logits if self._keeps_rows else logits.index_select(0, batch.logit_rows)
 
-    def _probe(self) -> list[ProbedLayer]:
+    def _probe(self) -> tuple[list[ProbedLayer], int]:
+        """The attention layers that a forward goes through, and the width of its logits."""
         ids = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
         positions = torch.arange(2, device=self.device).unsqueeze(0)
+        widths: list[int] = []
 
-        def forward() -> object:
+        def forward() -> None:
             with torch.no_grad():
-                return self.model(input_ids=ids, position_ids=positions, use_cache=False)
+                output = self.model(input_ids=ids, position_ids=positions, use_cache=False)
+            widths.append(int(output.logits.shape[-1]))
 
         with self._lock:
             try:
@@ -138,7 +140,7 @@ class ModelRunner:
                     f"{error!r}; decode this model with plain generate"
                 ) from error
         _check_layers(self.model, layers)
-        return layers
+        return layers, widths[0]
 
 
 def _check_model(model: PreTrainedModel) -> None:

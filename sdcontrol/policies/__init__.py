@@ -38,6 +38,7 @@ the policy; the line is the `register` below it, or beside the others in this mo
 
 from sdcontrol.policies.base import Policy, PolicyConfig, Refiner
 from sdcontrol.policies.goodput import GoodputConfig
+from sdcontrol.policies.learned import LearnedConfig
 from sdcontrol.policies.off import OffConfig
 from sdcontrol.policies.oracle import OracleConfig
 from sdcontrol.policies.registry import PolicySpec, build, names, parse, register
@@ -64,6 +65,7 @@ register(OffConfig)
 register(StaticConfig)
 register(RooflineConfig)
 register(GoodputConfig)
+register(LearnedConfig)
 register(OracleConfig)
 register(ConcurrencyScheduleConfig)
 register(SmartSpecConfig)

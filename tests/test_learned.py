@@ -1,0 +1,172 @@
+"""What is learnt offline predicts better than the online estimate, in small files without code."""
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdcontrol import policies
+from sdcontrol.core import BatchView, Belief, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.acceptance import AcceptanceEstimator
+from sdcontrol.policies.checks import ToyCost, check_policy
+from sdcontrol.policies.learned import Learned
+from sdcontrol.policies.learned_model import LearnedModel, load, save, train
+
+
+def recorded(seed: int, steps: int) -> list[Observation]:
+    """A run in which temperature halves acceptance, which no online estimate can know beforehand.
+
+    Every request lives for 6 steps; verification costs 1 ms, 0.1 ms per token beyond 12 and 1 us
+    per 10 KV tokens, with 2 % of noise.
+    """
+    generator = np.random.default_rng(seed)
+    observations = []
+    for step in range(steps):
+        batch = int(generator.integers(1, 9))
+        requests = tuple(
+            RequestView(
+                id=f"{step // 6}.{r}",
+                context_tokens=int(generator.integers(100, 3000)),
+                generated_tokens=step % 6 * 3,
+                remaining_tokens=100,
+                temperature=float((step // 6 + r) % 2),
+                drafters=("draft_model",),
+                hints={"draft_model": Hint(confidence=0.5)},
+            )
+            for r in range(batch)
+        )
+        view = BatchView(step, requests, 1000)
+        plan = Plan.uniform(view, "draft_model", int(generator.integers(1, 6)))
+        proposed = tuple(choice.num_draft_tokens for choice in plan.choices)
+        accepted = tuple(
+            min(n, int(generator.geometric(1.0 - (0.85 - 0.5 * request.temperature))) - 1)
+            for n, request in zip(proposed, requests, strict=True)
+        )
+        observations.append(
+            Observation(
+                view=view,
+                plan=plan,
+                drafted=proposed,
+                proposed=proposed,
+                accepted=accepted,
+                emitted=tuple(n + 1 for n in accepted),
+                timing=Timing(
+                    draft_seconds={"draft_model": max(proposed) * (4e-4 + 1e-5 * batch)},
+                    verify_seconds=verify_seconds(view, sum(proposed))
+                    * float(generator.normal(1.0, 0.02)),
+                    overhead_seconds=1e-4,
+                ),
+            )
+        )
+    return observations
+
+
+def verify_seconds(view: BatchView, draft_tokens: int) -> float:
+    tokens = len(view.requests) + draft_tokens
+    kv_tokens = sum(request.context_tokens for request in view.requests)
+    return 1e-3 + 1e-4 * max(tokens - 12, 0) + 1e-7 * kv_tokens
+
+
+@pytest.fixture(scope="module")
+def model() -> LearnedModel:
+    return train(recorded(seed=1, steps=300))
+
+
+def log_losses(model: LearnedModel, held_out: Sequence[Observation]) -> tuple[float, float]:
+    """Mean log-loss per verified draft token: learned, and online estimator alone."""
+    estimator = AcceptanceEstimator(8)
+    losses: list[tuple[float, float]] = []
+    for observation in held_out:
+        online = estimator.survival(observation.view, 8)
+        learned = model.survival(observation.view, Belief(online, ToyCost()))
+        for r, accepted in enumerate(observation.accepted):
+            for j in range(min(observation.proposed[r], accepted + 1)):
+                pair = []
+                for rows in (learned["draft_model"][r], online["draft_model"][r]):
+                    before = rows[j - 1] if j else 1.0
+                    hazard = min(max(rows[j] / before, 1e-6), 1.0 - 1e-6)
+                    pair.append(-np.log(hazard if j < accepted else 1.0 - hazard))
+                losses.append((pair[0], pair[1]))
+        estimator.update(observation)
+    learned_loss, online_loss = np.mean(losses, axis=0)
+    return float(learned_loss), float(online_loss)
+
+
+def test_learned_acceptance_beats_the_online_estimate_on_a_held_out_run(
+    model: LearnedModel,
+) -> None:
+    """By more than 5 %; seeds are fixed. The best possible here is about 0.54."""
+    learned, online = log_losses(model, recorded(seed=2, steps=150))
+    assert learned < 0.95 * online
+
+
+def test_learned_step_time_is_within_3_percent_on_a_held_out_run(model: LearnedModel) -> None:
+    errors = []
+    for observation in recorded(seed=3, steps=150):
+        view, drafts = observation.view, sum(observation.proposed)
+        kv_tokens = float(sum(request.context_tokens for request in view.requests))
+        tokens = float(len(view.requests) + drafts)
+        predicted = float(model.cost.verify_seconds(tokens, kv_tokens, len(view.requests)))
+        errors.append(abs(predicted / verify_seconds(view, drafts) - 1.0))
+    assert np.median(errors) < 0.03
+
+
+def test_learned_costs_never_fall_with_more_work(model: LearnedModel) -> None:
+    verify = model.cost.verify_seconds(np.arange(1.0, 500.0), 1000.0, 4)
+    draft = model.cost.draft_seconds("draft_model", np.arange(1.0, 50.0), 100.0)
+    assert (np.diff(verify) >= 0.0).all()
+    assert (np.diff(draft) >= 0.0).all()
+    assert float(draft[0]) == pytest.approx(4.1e-4, rel=0.1)
+
+
+def test_a_saved_model_predicts_the_same(model: LearnedModel, tmp_path: Path) -> None:
+    save(model, tmp_path / "model.skops")
+    loaded = load(tmp_path / "model.skops")
+    view = recorded(seed=4, steps=1)[0].view
+    belief = Belief(AcceptanceEstimator(8).survival(view, 8), ToyCost())
+    for arm, rows in model.survival(view, belief).items():
+        np.testing.assert_array_equal(loaded.survival(view, belief)[arm], rows)
+    assert loaded.knows(view)
+    assert loaded.cost.overhead == model.cost.overhead
+    built = policies.build(f"learned:{tmp_path / 'model.skops'}")
+    assert built.plan(view, belief) == Learned(model).plan(view, belief)
+
+
+def test_files_that_hold_code_or_nothing_known_are_refused(tmp_path: Path) -> None:
+    from skops.io import dump
+
+    (tmp_path / "a.skops").write_bytes(pickle.dumps({"version": 1}))
+    dump({"version": 1, "knots": train}, tmp_path / "b.skops")
+    dump({"version": 0}, tmp_path / "c.skops")
+    for name in ("a", "b", "c", "missing"):
+        with pytest.raises(ConfigError, match=f"{name}.skops"):
+            load(tmp_path / f"{name}.skops")
+
+
+def test_out_of_distribution_it_plans_as_goodput_does(model: LearnedModel) -> None:
+    known = recorded(seed=5, steps=1)[0].view
+    request = known.requests[0]
+    long = RequestView("long", 90_000, 1, 100, 0.0, ("draft_model",))
+    other = RequestView("other", request.context_tokens, 1, 100, 0.0, ("sparse_kv:512",))
+    crowd = tuple(RequestView(str(r), 500, 1, 100, 0.0, ("draft_model",)) for r in range(80))
+    assert model.knows(known)
+    for requests in ((long,), (other,), crowd):
+        view = BatchView(0, requests, 1000)
+        assert not model.knows(view)
+        arm = requests[0].drafters[0]
+        survival = {arm: np.cumprod(np.full((len(requests), 6), 0.7), axis=1)}
+        belief = Belief(survival, ToyCost())
+        expected = policies.build("goodput").plan(view, belief)
+        assert Learned(model).plan(view, belief).choices == expected.choices
+
+
+def test_too_few_observations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least"):
+        train(recorded(seed=6, steps=5))
+
+
+def test_the_learned_policy_keeps_the_contract(model: LearnedModel) -> None:
+    check_policy(Learned(model), seed=7)
