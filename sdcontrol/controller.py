@@ -9,7 +9,7 @@ and passes each recorded observation's faults to `plan`.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import structlog
@@ -18,7 +18,9 @@ from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Obse
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
-from sdcontrol.policies.base import Policy, PolicyConfig, Refiner
+
+if TYPE_CHECKING:
+    from sdcontrol.policies.base import Policy, PolicyConfig
 
 __all__ = ["Acceptance", "Controller"]
 
@@ -64,7 +66,7 @@ class Controller:
 
     def __init__(
         self,
-        policy: Policy | PolicyConfig | str | Mapping[str, object] = "goodput",
+        policy: "Policy | PolicyConfig | str | Mapping[str, object]" = "goodput",
         cost: Cost | None = None,
         acceptance: Acceptance | None = None,
         *,
@@ -75,7 +77,9 @@ class Controller:
     ) -> None:
         self.policy = _built(policy)
         self.cost: Cost = cost if cost is not None else OnlineCost()
-        self.acceptance: Acceptance = acceptance or AcceptanceEstimator(max_draft_tokens)
+        self.acceptance: Acceptance = (
+            acceptance if acceptance is not None else AcceptanceEstimator(max_draft_tokens)
+        )
         self.seed = seed
         self.plan_budget_seconds = plan_budget_seconds
         self.max_draft_tokens = max_draft_tokens
@@ -119,13 +123,14 @@ class Controller:
 
         The policy's `refine` sees a belief whose survival is already given `confidence`.
         """
-        if self.is_quarantined or plan.is_off or not isinstance(self.policy, Refiner):
+        refine = getattr(self.policy, "refine", None)
+        if refine is None or self.is_quarantined or plan.is_off:
             return plan
         try:
             belief = self.belief(view)
             survival = self.acceptance.condition(view, plan, confidence, belief.survival)
             given = Belief(_finite(survival), belief.cost)
-            shorter = self.policy.refine(view, plan, confidence, given)
+            shorter: Plan = refine(view, plan, confidence, given)
             _check_shorter(shorter, plan)
         except PlanError as error:
             self._fault(view, "refine_impossible", error)
@@ -184,12 +189,12 @@ class Controller:
         _log.warning("policy_faulted", policy=name, fault=kind, error=str(error), step=view.step)
 
 
-def _built(policy: Policy | PolicyConfig | str | Mapping[str, object]) -> Policy:
-    if isinstance(policy, str | Mapping | PolicyConfig):
-        from sdcontrol import policies  # only here: whoever brings a policy needs no other
+def _built(policy: "Policy | PolicyConfig | str | Mapping[str, object]") -> "Policy":
+    from sdcontrol import policies  # only here: whoever imports a controller may bring a policy
 
-        return policies.build(policy)
-    return policy
+    if isinstance(policy, policies.Policy):
+        return policy
+    return policies.build(policy)
 
 
 def _plain(view: BatchView, fault: str) -> Plan:

@@ -344,6 +344,14 @@ def test_a_prior_for_an_arm_is_believed_until_it_is_tried() -> None:
     assert believed(estimator, "a")[:2] == pytest.approx([0.42, 0.42**2], abs=0.01)
 
 
+def test_a_model_that_drafts_for_itself_is_trusted_more_before_it_is_tried() -> None:
+    estimator = AcceptanceEstimator()
+    sparse, small = believed(estimator, "a", "sparse_kv:512"), believed(estimator, "a", ARM)
+    assert sparse[0] > small[0]
+    taught(estimator, {"a": [0.3] * 8}, 5)
+    assert believed(estimator, "new", "sparse_kv:512")[0] == sparse[0]
+
+
 def test_there_must_be_a_draft_token_to_believe_in() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         AcceptanceEstimator(max_draft_tokens=0)

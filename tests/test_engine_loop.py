@@ -121,6 +121,7 @@ def calls_of(drafters: Sequence[DrafterSpec], planner: RecordingPlanner | None) 
 
 
 def ops_of(drafters: Sequence[DrafterSpec], planner: RecordingPlanner | None) -> list[str]:
+    references()  # made before, not among what is counted
     engine = Engine(target(), drafters=drafters, planner=planner, config=SMALL)
     with engine, OpNames() as ops:
         check_all(engine)

@@ -215,7 +215,7 @@ def _decode(
     ordered: InOrder,
 ) -> None:
     def refused(index: int, error: RequestRefused) -> None:
-        ordered.end(index, "refused", error=str(error))
+        ordered.end(index, "refused", drafters={}, error=str(error))
         print(f"sdcontrol: refused: {error}", file=sys.stderr)
 
     stream: Callable[..., Iterator[StreamEvent]] = decoder.stream

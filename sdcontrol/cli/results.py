@@ -5,7 +5,7 @@ Knows text and JSON lines; nothing of models, requests or steps.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from sdcontrol.cli.prompts import Prompt
@@ -21,7 +21,7 @@ class Result:
     output: str = ""
     tokens: int = 0
     finish_reason: str | None = None  # of generate, or refused, or cancelled
-    drafters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    drafters: Mapping[str, Mapping[str, int]] | None = None  # None: not known, it was cut short
     error: str | None = None
 
     def record(self) -> dict[str, object]:
@@ -64,8 +64,9 @@ class TextWriter:
         self._file.flush()
 
     def end(self, result: Result) -> None:
-        """The last line is ended; of a refused prompt there is nothing."""
-        if result.error is not None:
+        """The last line is ended; a prompt that never began leaves nothing."""
+        has_begun = result.output or result.finish_reason not in ("refused", "cancelled")
+        if not has_begun:
             return
         self._begin(result)
         self._file.write("\n")
@@ -118,8 +119,7 @@ class InOrder:
     ) -> None:
         """The prompt at `index` has its whole output."""
         result = self.results[index]
-        result.finish_reason, result.error = finish_reason, error
-        result.drafters = drafters or {}
+        result.finish_reason, result.error, result.drafters = finish_reason, error, drafters
         while self._turn < len(self.results) and self.results[self._turn].finish_reason:
             self._writer.end(self.results[self._turn])
             self._next_turn()

@@ -104,7 +104,10 @@ def prepare_config(
 ) -> GenerationConfig:
     """The settings that `generate` would arrive at; raises `ConfigError` for unknown options."""
     generator = cast(_Generator, model)
-    config, unknown = generator._prepare_generation_config(generation_config, **options)
+    try:
+        config, unknown = generator._prepare_generation_config(generation_config, **options)
+    except ValueError as error:
+        raise ConfigError(f"transformers refuses these generation options: {error}") from error
     unknown = {key: value for key, value in unknown.items() if key not in _MODEL_FLAGS}
     if unknown:
         raise ConfigError(f"unknown generation options {sorted(unknown)}")

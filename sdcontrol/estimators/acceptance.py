@@ -71,7 +71,9 @@ class AcceptanceEstimator:
             return {}
         buckets, limits = read_hints(view, arms)
         rates = self._rates(self._requests.slots(view), arms, buckets)[:, :, :depth]
-        rates *= self._columns[:depth] < (limits * _allowed(menus, arms))[:, :, None]
+        limits *= _allowed(menus, arms)
+        if limits.min() < depth:
+            rates *= self._columns[:depth] < limits[:, :, None]
         is_chain = np.array([arm not in self._trees for arm in arms])
         survival = _running_product(rates, is_chain)
         return dict(zip(arms, survival, strict=True))
@@ -142,13 +144,12 @@ class AcceptanceEstimator:
         self._notice_trees(observation)
         self._calibrate(observation)
         evidence = gather(observation, self.max_draft_tokens, self._trees, self._calibrated)
-        if not evidence.arms:
+        if not len(evidence.rows):
             return
-        for arm in dict.fromkeys(evidence.arms):
+        for arm in evidence.names:
             self._know(arm)
-        index_of = self._averages.index_of
-        arms = np.array([index_of[arm] for arm in evidence.arms], dtype=np.intp)
-        cells = slots[evidence.rows], arms
+        index = np.array([self._averages.index(arm) for arm in evidence.names], dtype=np.intp)
+        cells = slots[evidence.rows], index[evidence.arms]
         drift = self._track(cells, evidence)
         self._count_own(cells, drift, evidence)
         self._count_for_arms(cells, evidence)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.core import FloatArray
+from sdcontrol.core import FloatArray, family_of
 from sdcontrol.estimators.hints import NUM_BUCKETS, prior_rates
 
 __all__ = ["ArmAverages"]
@@ -17,12 +17,15 @@ __all__ = ["ArmAverages"]
 IntArray = NDArray[np.intp]
 
 _PRIOR_ACCEPTANCE = 0.65
+_FAMILY_PRIORS = {"sparse_kv": 0.85}  # a model agrees with itself: MagicDec, table 3, has 0.84
 _SHRINK_TOKENS = 4.0  # tokens that the coarser level is worth
 _MEMORY_TOKENS = 400.0  # tokens per cell, after which it forgets
 
 
 class ArmAverages:
     """Counts and odds, both `[arms, NUM_BUCKETS, K]`; arm 0 is one that was never seen.
+
+    A family with a prior of its own has a row under its name, for its arms that were never seen.
 
     Chains are counted by position, given that the positions before were accepted; arms that
     `become_tree` by node, given nothing.
@@ -35,7 +38,7 @@ class ArmAverages:
         self.accepted: FloatArray = np.zeros((1, NUM_BUCKETS, depth))
         self._prior: FloatArray = self._chain_prior(_PRIOR_ACCEPTANCE)
         self.odds: FloatArray = self._shrunk_odds()
-        for arm, acceptance in prior.items():
+        for arm, acceptance in {**_FAMILY_PRIORS, **prior}.items():
             self.add(arm, acceptance)
 
     @property
@@ -44,11 +47,14 @@ class ArmAverages:
         return len(self.tested)
 
     def index(self, arm: str) -> int:
-        """Where `arm` is; 0 if it was never seen."""
-        return self.index_of.get(arm, 0)
+        """Where `arm` is; if it was never seen, where its family is, or 0."""
+        index = self.index_of.get(arm)
+        return self.index_of.get(family_of(arm), 0) if index is None else index
 
-    def add(self, arm: str, acceptance: float = _PRIOR_ACCEPTANCE) -> None:
-        """Room for one more arm."""
+    def add(self, arm: str, acceptance: float | None = None) -> None:
+        """Room for one more arm, with its family's prior unless `acceptance` is given."""
+        if acceptance is None:
+            acceptance = _FAMILY_PRIORS.get(family_of(arm), _PRIOR_ACCEPTANCE)
         self.index_of[arm] = self.num_arms
         blank = np.zeros((1, NUM_BUCKETS, self._depth))
         self.tested = np.concatenate([self.tested, blank])

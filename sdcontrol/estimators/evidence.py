@@ -8,14 +8,14 @@ Knows nothing of estimates, except for the calibrated acceptance `c` of tokens t
 then trimmed: leaving those out would leave the confident ones only.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.core import FloatArray, Observation
-from sdcontrol.estimators.hints import NO_LIMIT, bucket_of
+from sdcontrol.estimators.hints import read_hints
 
 __all__ = ["Calibrated", "Evidence", "gather", "tested_confidence"]
 
@@ -28,8 +28,9 @@ Calibrated = Callable[[str, FloatArray], FloatArray]
 class Evidence:
     """Outcomes by position; one entry per (request, arm)."""
 
+    names: tuple[str, ...]  # the arms there is evidence of
     rows: IntArray  # [entries], of the view
-    arms: tuple[str, ...]  # [entries]
+    arms: IntArray  # [entries], of `names`
     buckets: IntArray  # [entries], of what the hint said
     tested: FloatArray  # [entries, K], the weight of a known outcome, else 0
     accepted: FloatArray  # [entries, K], at most `tested`
@@ -43,26 +44,52 @@ def gather(
     Entries of arms in `trees` count nodes instead of positions: whatever was proposed was tested.
     """
     used = _used(observation)
-    rows, arms = list(used), list(used.values())
-    proposed = [observation.proposed[row] for row in rows]
-    accepted = [observation.accepted[row] for row in rows]
+    names = tuple(dict.fromkeys([*used.values(), *observation.shadow]))
+    index_of = {name: index for index, name in enumerate(names)}
+    rows, arms = [list(used)], [[index_of[arm] for arm in used.values()]]
+    accepted = [[observation.accepted[row] for row in used]]
     for arm, counts in observation.shadow.items():
-        for row, known, matched in _shadowed(observation, arm, counts):
-            if used.get(row) != arm:
-                rows.append(row)
-                arms.append(arm)
-                proposed.append(known)
-                accepted.append(matched)
-    tested, hits = _chains(np.array(proposed, np.intp), np.array(accepted, np.intp), depth)
-    for entry, (row, arm) in enumerate(used.items()):
-        if arm in trees:
-            _mark_nodes(observation, row, tested[entry], hits[entry])
-        elif observation.confidence is not None and _was_trimmed(observation, row):
-            values = observation.confidence[row][observation.proposed[row] : depth]
-            rates = calibrated(arm, np.clip(np.array(values, dtype=float), 0.0, 1.0))
-            _mark_trimmed(observation.proposed[row], rates, tested[entry], hits[entry])
-    buckets = _buckets(observation, rows, arms)
-    return Evidence(np.array(rows, np.intp), tuple(arms), buckets, tested, hits)
+        shadowed = [row for row, n in enumerate(counts) if n is not None and used.get(row) != arm]
+        rows.append(shadowed)
+        arms.append([index_of[arm]] * len(shadowed))
+        accepted.append([counts[row] or 0 for row in shadowed])
+    evidence = _proven(observation, names, (_flat(rows), _flat(arms), _flat(accepted)), depth)
+    if trees or observation.confidence is not None:
+        for entry, (row, arm) in enumerate(used.items()):
+            if arm in trees:
+                _mark_nodes(observation, row, evidence.tested[entry], evidence.accepted[entry])
+            elif _was_trimmed(observation, row):
+                values = _trimmed_confidence(observation, row, depth)
+                outcome = evidence.tested[entry], evidence.accepted[entry]
+                _mark_trimmed(observation.proposed[row], calibrated(arm, values), *outcome)
+    return evidence
+
+
+def _proven(
+    observation: Observation,
+    names: tuple[str, ...],
+    entries: tuple[IntArray, IntArray, IntArray],
+    depth: int,
+) -> Evidence:
+    """What (rows, arms, accepted) prove of chains; first those that drafted, then the shadows.
+
+    Of a shadow only emitted tokens are known: one that matches all of them is censored there.
+    """
+    rows, arms, accepted = entries
+    buckets, limits = read_hints(observation.view, names)
+    emitted = np.array(observation.emitted, dtype=np.intp)[rows]
+    known = np.minimum(np.maximum(emitted, accepted), limits[arms, rows])
+    drafted = list(_used(observation))
+    known[: len(drafted)] = [observation.proposed[row] for row in drafted]
+    accepted = np.minimum(accepted, known)
+    columns = np.arange(depth)
+    hits = (columns < accepted[:, None]).astype(float)
+    tested = (columns < np.minimum(accepted + 1, known)[:, None]).astype(float)
+    return Evidence(names, rows, arms, buckets[arms, rows], tested, hits)
+
+
+def _flat(parts: list[list[int]]) -> IntArray:
+    return np.array([value for part in parts for value in part], dtype=np.intp)
 
 
 def tested_confidence(observation: Observation, arm: str) -> tuple[FloatArray, NDArray[np.bool_]]:
@@ -91,37 +118,6 @@ def _used(observation: Observation) -> dict[int, str]:
     }
 
 
-def _buckets(observation: Observation, rows: list[int], arms: list[str]) -> IntArray:
-    requests = observation.view.requests
-    hints = (requests[row].hints.get(arm) for row, arm in zip(rows, arms, strict=True))
-    return np.array([0 if hint is None else bucket_of(hint) for hint in hints], dtype=np.intp)
-
-
-def _shadowed(
-    observation: Observation, arm: str, counts: tuple[int | None, ...]
-) -> Iterator[tuple[int, int, int]]:
-    """(row, known, matched) of a drafter that was scored without being used.
-
-    Only emitted tokens are known: a shadow that matches all of them is censored there.
-    """
-    requests, emitted = observation.view.requests, observation.emitted
-    for row, matched in enumerate(counts):
-        if matched is not None:
-            hint = requests[row].hints.get(arm)
-            limit = NO_LIMIT if hint is None else hint.max_draft_tokens
-            known = min(max(emitted[row], matched), NO_LIMIT if limit is None else limit)
-            if known > 0:
-                yield row, known, min(matched, known)
-
-
-def _chains(proposed: IntArray, accepted: IntArray, depth: int) -> tuple[FloatArray, FloatArray]:
-    """(tested, accepted), both `[entries, depth]`, of chains."""
-    columns = np.arange(depth)
-    hits = columns < accepted[:, None]
-    tested = columns < np.minimum(accepted + 1, proposed)[:, None]
-    return tested.astype(float), hits.astype(float)
-
-
 def _mark_nodes(
     observation: Observation, row: int, tested: FloatArray, accepted: FloatArray
 ) -> None:
@@ -137,6 +133,13 @@ def _was_trimmed(observation: Observation, row: int) -> bool:
     """Whether verification accepted all that it was shown of a longer draft."""
     proposed = observation.proposed[row]
     return observation.drafted[row] > proposed and observation.accepted[row] >= proposed
+
+
+def _trimmed_confidence(observation: Observation, row: int, depth: int) -> FloatArray:
+    """Of the tokens that were drafted but not submitted."""
+    confidence = () if observation.confidence is None else observation.confidence[row]
+    values: FloatArray = np.array(confidence[observation.proposed[row] : depth], dtype=float)
+    return values.clip(0.0, 1.0)
 
 
 def _mark_trimmed(first: int, rates: FloatArray, tested: FloatArray, accepted: FloatArray) -> None:

@@ -1,7 +1,7 @@
 """What a machine can do at most: arithmetic, memory bandwidth, capacity, interconnect.
 
 Knows nothing of models. `HARDWARE` holds the vendor's figures per device, dense (no sparsity), from
-NVIDIA's data sheets: A100 (2021), H100 and H200 (2024), HGX B200 (2025), L4 and L40S (2023), RTX A6000
+NVIDIA's data sheets: A100 (2021), H100 and H200 (2024), HGX B200 (2025), L4, L40 and L40S (2023), RTX A6000
 (2021), and the Ada whitepaper for the RTX 4090 (bf16 with fp32 accumulation). A CPU has no sheet worth
 the name: `measure` finds its ceilings.
 """
@@ -55,6 +55,7 @@ HARDWARE: dict[str, Hardware] = {
         Hardware("H200", 989e12, 4.8e12, 141e9, 450e9, _NVLINK_HOP),
         Hardware("B200", 2250e12, 8.0e12, 180e9, 900e9, _NVLINK_HOP),
         Hardware("L4", 121e12, 0.3e12, 24e9, 32e9, _PCIE_HOP),
+        Hardware("L40", 181e12, 0.864e12, 48e9, 32e9, _PCIE_HOP),
         Hardware("L40S", 362e12, 0.864e12, 48e9, 32e9, _PCIE_HOP),
         Hardware("A6000", 154.8e12, 0.768e12, 48e9, 56e9, _PCIE_HOP),
         Hardware("RTX-4090", 165.2e12, 1.008e12, 24e9, 32e9, _PCIE_HOP),

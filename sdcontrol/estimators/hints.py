@@ -23,29 +23,42 @@ _MATCH_PRIORS = (0.3, 0.4, 0.5, 0.6, 0.68, 0.74, 0.8, 0.85)
 _CONFIDENCE_BUCKETS = 8
 NUM_BUCKETS = 1 + len(_MATCH_PRIORS) + _CONFIDENCE_BUCKETS
 _LONG_MATCH = _MATCH_UP_TO[-1] + 1
-_MATCH_BUCKET = tuple(1 + bisect_left(_MATCH_UP_TO, length) for length in range(_LONG_MATCH + 1))
+_MATCH_BUCKETS = np.array(
+    [1 + bisect_left(_MATCH_UP_TO, length) for length in range(_LONG_MATCH + 1)], dtype=np.intp
+)
 
 
 def read_hints(view: BatchView, arms: Sequence[str]) -> tuple[IntArray, IntArray]:
     """Bucket and most draft tokens of every hint, both `[arms, requests]`."""
     shape = len(arms), len(view.requests)
     buckets, limits = np.zeros(shape, dtype=np.intp), np.full(shape, NO_LIMIT)
-    menus = [(row, request.hints) for row, request in enumerate(view.requests) if request.hints]
+    menus = [request.hints for request in view.requests]
+    hinted = set().union(*menus)
     for index, arm in enumerate(arms):
-        found = [(row, hints[arm]) for row, hints in menus if arm in hints]
-        if found:
-            rows = [row for row, _ in found]
-            buckets[index, rows] = [bucket_of(hint) for _, hint in found]
-            most = [hint.max_draft_tokens for _, hint in found]
-            limits[index, rows] = [NO_LIMIT if limit is None else limit for limit in most]
+        if arm in hinted:
+            _read_arm([menu.get(arm) for menu in menus], buckets[index], limits[index])
     return buckets, limits
+
+
+def _read_arm(hints: Sequence[Hint | None], buckets: IntArray, limits: IntArray) -> None:
+    """Fill in the buckets and limits of one arm, both `[requests]`."""
+    rows = [row for row, hint in enumerate(hints) if hint is not None]
+    found = [hint for hint in hints if hint is not None]
+    most = (hint.max_draft_tokens for hint in found)
+    limits[rows] = [NO_LIMIT if limit is None else limit for limit in most]
+    lengths = [hint.match_tokens for hint in found]
+    if None in lengths:
+        buckets[rows] = [bucket_of(hint) for hint in found]
+    else:
+        known = np.array(lengths, dtype=np.intp)
+        buckets[rows] = _MATCH_BUCKETS[np.minimum(np.maximum(known, 0), _LONG_MATCH)]
 
 
 def bucket_of(hint: Hint) -> int:
     """The bucket of one hint; a match length goes before a confidence."""
     length = hint.match_tokens
     if length is not None:
-        return _MATCH_BUCKET[length if 0 <= length <= _LONG_MATCH else _LONG_MATCH]
+        return 1 + bisect_left(_MATCH_UP_TO, length)
     if hint.confidence is not None and 0.0 <= hint.confidence <= 1.0:
         step = min(int(hint.confidence * _CONFIDENCE_BUCKETS), _CONFIDENCE_BUCKETS - 1)
         return 1 + len(_MATCH_PRIORS) + step

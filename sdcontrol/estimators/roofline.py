@@ -160,7 +160,7 @@ class Forward:
         """(FLOPs, bytes) of each part, on one device."""
         shape, devices = self.shape, self.tensor_parallel
         active = shape.experts_per_token * shape.num_expert_layers * shape.expert_parameters
-        touched = shape.num_expert_layers * shape.expert_parameters * self._experts(tokens)
+        touched = shape.num_expert_layers * shape.expert_parameters * shape.experts_touched(tokens)
         weights = (
             2.0 * tokens * (shape.always_read_parameters + active),
             shape.weight_bytes * (shape.always_read_parameters + touched),
@@ -183,13 +183,6 @@ class Forward:
             name: (np.asarray(flops / devices), np.asarray(moved / shares[name]))
             for name, (flops, moved) in works.items()
         }
-
-    def _experts(self, tokens: FloatArray) -> FloatArray:
-        shape = self.shape
-        if not shape.num_experts:
-            return np.zeros_like(tokens)
-        missed = (1.0 - shape.experts_per_token / shape.num_experts) ** tokens
-        return np.asarray(shape.num_experts * (1.0 - missed))
 
     def _kv_work(
         self, tokens: FloatArray, kv: FloatArray, requests: FloatArray | float

@@ -7,6 +7,9 @@ Knows nothing of hardware or weights. `SHAPES` holds common models, from their p
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError, UnknownName
 
 __all__ = ["SHAPES", "ModelShape", "by_name", "from_config"]
@@ -94,15 +97,16 @@ class ModelShape:
         """Keys and values of one token, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes
 
-    def experts_touched(self, num_tokens: float) -> float:
-        """Expected distinct experts of one layer that `num_tokens` tokens visit.
+    def experts_touched(self, num_tokens: FloatArray | float) -> FloatArray:
+        """Expected distinct experts of one layer that `num_tokens` tokens visit; same shape.
 
         Every token picks `experts_per_token` of `num_experts`, evenly and independently.
         """
+        tokens = np.asarray(num_tokens, dtype=float)
         if not self.num_experts:
-            return 0.0
-        missed = (1.0 - self.experts_per_token / self.num_experts) ** num_tokens
-        return float(self.num_experts * (1.0 - missed))
+            return np.zeros_like(tokens)
+        missed = (1.0 - self.experts_per_token / self.num_experts) ** tokens
+        return np.asarray(self.num_experts * (1.0 - missed))
 
     def _mlp(self, intermediate_size: int) -> int:
         return (3 if self.is_mlp_gated else 2) * self.hidden_size * intermediate_size

@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--blocks", type=int, default=8, help="counted blocks (default: 8)")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens per prompt (default: 64)")
+    parser.add_argument("--blocks", type=int, default=7, help="counted blocks (default: 7)")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens per prompt (default: 128)")
     parser.add_argument("--output", default="runs/demo", help="folder for the report")
     return parser
 

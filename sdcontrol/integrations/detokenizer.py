@@ -30,6 +30,7 @@ class Detokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._tokenizer = tokenizer
         self._cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+        self._special = _special_tokens(tokenizer)
         self._tokens: list[int] = []
         self._window = 0  # where it starts
         self._settled = 0  # tokens whose text is said; they become the context
@@ -59,13 +60,22 @@ class Detokenizer:
     def _move_window(self) -> None:
         """Let the window start where the tokens not said before this call started.
 
-        That was between two characters. The context must have a text of its own: at the start of
-        a text, spaces are not what they are elsewhere.
+        That was between two characters.
         """
         context = self._decode(self._tokens[self._settled :])
-        if context.strip():
+        if self._can_stand_first(context):
             self._window, self._said_of_window = self._settled, len(context)
         self._settled = len(self._tokens)
+
+    def _can_stand_first(self, context: str) -> bool:
+        """Whether what follows decodes as it does after the whole text.
+
+        At the start of a text spaces are not what they are elsewhere, so there must be more than
+        those; and clean-up must find the same places in the context as in the whole.
+        """
+        if not self._cleans_up:
+            return bool(context.strip())
+        return context[:1].isalnum() and self._stable_length(context) == len(context)
 
     def _rest(self) -> str:
         """What the whole text has beyond what was said."""
@@ -82,11 +92,22 @@ class Detokenizer:
         return length
 
     def _ends_in_byte_token(self) -> bool:
+        """Special tokens are not decoded, so a run of bytes goes on behind them."""
         assert self._tokenizer is not None
-        return bool(
-            _BYTE_TOKEN.fullmatch(str(self._tokenizer.convert_ids_to_tokens(self._tokens[-1])))
+        shown = (token for token in reversed(self._tokens) if token not in self._special)
+        last = next(shown, None)
+        return last is not None and bool(
+            _BYTE_TOKEN.fullmatch(str(self._tokenizer.convert_ids_to_tokens(last)))
         )
 
     def _decode(self, tokens: Sequence[int]) -> str:
         assert self._tokenizer is not None
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+    """Those that a text leaves out."""
+    if tokenizer is None:
+        return frozenset()
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids) | {token for token, kind in added if kind.special}

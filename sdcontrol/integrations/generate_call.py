@@ -124,7 +124,11 @@ class GenerateCall:
         ]
 
     def output(self, outputs: Sequence[Sequence[int]]) -> Tensor | GenerateDecoderOnlyOutput:
-        """Prompts and outputs as `generate` returns them, padded on the right."""
+        """Prompts and outputs as `generate` returns them, padded on the right.
+
+        Rows that a criterion ended are padded too where no end-of-text token is set, and `generate`
+        would let them run on until all have ended.
+        """
         longest = max((len(output) for output in outputs), default=0)
         filled = [[*output, *[self._pad_token] * (longest - len(output))] for output in outputs]
         new = torch.tensor(filled, dtype=self.input_ids.dtype, device=self.input_ids.device)

@@ -44,9 +44,9 @@ def load_model(
     place = device_of(device)
     _check_folder(name)
     try:
-        if name == BUNDLED:
-            return load_bundled(role, dtype=_DTYPES[dtype], device=place)
         with _quiet():
+            if name == BUNDLED:
+                return load_bundled(role, dtype=_DTYPES[dtype], device=place)
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                 name, dtype=_DTYPES[dtype] or "auto", trust_remote_code=False
             )

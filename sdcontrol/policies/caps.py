@@ -34,7 +34,8 @@ def rank_caps(prices: Prices) -> IntArray:
     costly = prices.costly
     if not costly:
         return np.full((1, families), lengths - 1)
-    sample = prices.by_family[:, :, :: -(-batch // _SAMPLE)]
+    few = len(prices.problem.verify) <= batch  # KV slots: then who gets them matters
+    sample = prices.by_family[:, :, :: 1 if few else -(-batch // _SAMPLE)]
     sampled = sample.shape[2]
     levels, grid = _grid(families, tuple(costly), lengths, _WORK // sampled)
     tokens = _token_prices(prices.problem, prices.rate)
@@ -46,9 +47,9 @@ def rank_caps(prices: Prices) -> IntArray:
     worth -= prices.rate * prices.problem.verify[totals][:, None]
     score = greatest(worth, axis=0)
     keep = max(1, min(_SOLVED // (lengths * batch), len(score)))
-    if keep == 1:
-        return grid[score.argmax()][None]
-    return grid[(-score).argsort(kind="stable")[:keep]]
+    chosen = (-score).argsort(kind="stable")[:keep] if keep > 1 else [score.argmax()]
+    caps: IntArray = grid[chosen]
+    return caps
 
 
 def move_caps(prices: Prices, cap: IntArray, token: float) -> IntArray:
@@ -78,17 +79,19 @@ def _best_within(
     # [families, prices, lengths, requests], then the best of at most so many tokens
     reach = sample[:, None] - (tokens[:, None] * counting(lengths))[:, :, None]
     reach = running(np.maximum, reach)
-    ends = reach[:, :, -1:]
+    ends, every = reach[:, :, -1:], reach
     if len(levels) < lengths:
         reach = reach[:, :, levels]
-    first, *others = prices.costly
-    value = reach[first]
-    for f in range(families):
-        if f not in prices.costly:
-            value = np.maximum(value, ends[f])
-    for f in others:  # [prices, caps so far, requests]
+    floor: FloatArray = greatest(
+        ends[[f for f in range(families) if f not in prices.costly]], axis=0, initial=0
+    )
+    value: FloatArray = floor
+    for f in prices.costly:  # [prices, caps so far, requests]
         value = np.maximum(value[:, :, None], reach[f][:, None]).reshape(len(tokens), -1, batch)
-    return value
+    if len(levels) == lengths:
+        return value
+    alone = [np.maximum(floor, every[f]) for f in prices.costly]
+    return np.concatenate([value, *alone], axis=1)
 
 
 def _token_prices(problem: Problem, rate: float) -> FloatArray:
@@ -126,10 +129,10 @@ def _spans(last: int) -> tuple[IntArray, IntArray, FloatArray]:
 def _grid(
     families: int, costly: tuple[int, ...], lengths: int, work: int
 ) -> tuple[IntArray, IntArray]:
-    """Caps to consider: `[levels]`, and their combinations `[levels ** len(costly), families]`.
+    """Caps to consider: `[levels]`, and their combinations `[caps, families]`.
 
-    All lengths where their combinations fit the work, else fewer, denser near zero. Families that
-    are not costly are never capped.
+    All lengths where their combinations fit the work, else fewer, denser near zero, and then every
+    length of each family alone. Families that are not costly are never capped.
     """
     count = lengths
     while count > 2 and count ** len(costly) > work:
@@ -138,6 +141,10 @@ def _grid(
     if count < lengths:
         levels = np.unique(np.round(np.linspace(0, levels[-1] ** 0.5, count) ** 2).astype(np.int64))
     axes = np.meshgrid(*[levels] * len(costly), indexing="ij")
-    grid = np.full((len(levels) ** len(costly), families), lengths - 1)
-    grid[:, costly] = np.stack([axis.ravel() for axis in axes], axis=1)
+    rows = [np.stack([axis.ravel() for axis in axes], axis=1)]
+    if count < lengths:
+        rows += [np.outer(np.arange(lengths), unit) for unit in np.eye(len(costly), dtype=np.int64)]
+    combinations = np.concatenate(rows)
+    grid = np.full((len(combinations), families), lengths - 1)
+    grid[:, costly] = combinations
     return levels, grid

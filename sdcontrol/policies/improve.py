@@ -1,7 +1,8 @@
-"""The last touch where drafting rounds are priced in steps: move one request at a time.
+"""The last touch: move one request at a time.
 
-Elsewhere a round's price is linear in who drafts in it, and there is nothing left to move. Knows
-the exact price of every move, and takes the best one while that pays.
+Needed where rounds are priced in steps, or where KV slots are so few that the concave envelopes are
+cut inside a segment; elsewhere nothing is left to move. Knows the exact price of every move, and
+takes the best one while that pays.
 """
 
 import numpy as np

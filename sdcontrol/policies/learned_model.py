@@ -205,7 +205,7 @@ def _facts(request: RequestView, arm: str, batch: int) -> tuple[float, ...]:
 def _train_acceptance(
     observations: Sequence[Observation], max_draft_tokens: int
 ) -> dict[str, FloatArray]:
-    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+    from sklearn.linear_model import LogisticRegression
 
     estimator = AcceptanceEstimator(max_draft_tokens)
     features: dict[str, list[FloatArray]] = defaultdict(list)

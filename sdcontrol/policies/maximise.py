@@ -39,7 +39,10 @@ def maximise(problem: Problem, rate: float | None = None) -> Answer:
     if len(problem.verify) == 1:
         return _nothing(problem)
     best = _best_ratio(problem) if rate is None else _best_at(problem, rate)
-    return improve(problem, best, rate) if problem.has_kinked_rounds else best
+    is_scarce = len(problem.verify) <= problem.batch  # fewer KV slots than requests
+    if is_scarce or problem.has_kinked_rounds:
+        best = improve(problem, best, rate)
+    return best
 
 
 def _best_at(problem: Problem, rate: float) -> Answer:

@@ -53,7 +53,7 @@ class SmartSpec(OneDrafter):
         """The length decided last; before the first decision, one from the belief's cost."""
         tokens = self._tokens
         if tokens is None:
-            tokens = self._decide(view, self._profile(view, belief))
+            tokens = self._decide(view, self._profile(view, belief), _INITIAL_ACCEPTANCE)
         return self.uniform(view, tokens, f"smartspec: {tokens}")
 
     def update(self, observation: Observation) -> None:
@@ -70,14 +70,15 @@ class SmartSpec(OneDrafter):
             self._moment = self._moment + features * seconds
             self._steps += 1
         if self._steps >= _FITTED_STEPS and self._steps % _INTERVAL_STEPS == 0 and view.requests:
-            self._tokens = self._decide(view, _solve(self._normal, self._moment))
+            fit = _solve(self._normal, self._moment)
+            self._tokens = self._decide(view, fit, self._acceptance)
 
-    def _decide(self, view: BatchView, fit: FloatArray) -> int:
+    def _decide(self, view: BatchView, fit: FloatArray, acceptance: float) -> int:
         best, chosen = 0.0, 0
         batch = len(view.requests)
         for tokens in range(min(self.max_tokens, 64) + 1):
             seconds = float(fit @ _features(view, tokens * batch, tokens))
-            goodput = batch * _length(self._acceptance, tokens) / max(seconds, 1e-9)
+            goodput = batch * _length(acceptance, tokens) / max(seconds, 1e-9)
             goodput *= _OFF_BONUS if tokens == 0 else 1.0
             if goodput < best:
                 break

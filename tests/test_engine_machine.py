@@ -1,0 +1,173 @@
+"""The engine as a state machine: whatever is submitted, planned and cancelled, nothing is lost."""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from transformers import PreTrainedModel
+
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.request import Request
+from tests.engine_support import (
+    COMPARISON,
+    RandomPlanner,
+    Reference,
+    generate_alone,
+    live_requests,
+    noised,
+    random_prompt,
+    tiny_model,
+)
+
+MOST_NEW_TOKENS = 24
+LENGTHS = (1, 2, 7, 8, 9, 15, 16, 33, 40, 55, 70)
+CONFIG = EngineConfig(block_size=8, max_batch_size=4, max_prefill_tokens=24, kv_tokens=208)
+
+
+@cache
+def target() -> PreTrainedModel:
+    return tiny_model("Llama", seed=61)
+
+
+@cache
+def draft_model() -> PreTrainedModel:
+    return noised(target())
+
+
+@cache
+def prompt(index: int) -> tuple[int, ...]:
+    """Half of them begin alike, so that blocks are shared."""
+    length = LENGTHS[index]
+    return tuple(random_prompt(70, seed=0)[:length] if index % 2 else random_prompt(length, index))
+
+
+@cache
+def reference(index: int) -> Reference:
+    return generate_alone(target(), prompt(index), max_new_tokens=MOST_NEW_TOKENS, do_sample=False)
+
+
+@dataclass
+class Job:
+    """A request, and what the event stream has said of it."""
+
+    request: Request
+    index: int
+    max_new_tokens: int
+    said: list[int] = field(default_factory=list)
+    end: str | None = None
+    cancelled: bool = False
+
+    @property
+    def progress(self) -> int:
+        return len(self.request.tokens) + self.request.scheduled.cached_tokens
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Submit, step with random plans, cancel; the cache is too small for all, so some preempt."""
+
+    @initialize(seed=st.integers(0, 99))
+    def open(self, seed: int) -> None:
+        self.planner = RandomPlanner(seed)
+        self.engine = Engine(
+            target(),
+            drafters=["ngram", "sparse_kv:32", "sparse_kv:40:scored", draft_model()],
+            planner=self.planner,
+            config=CONFIG,
+        )
+        self.jobs: dict[str, Job] = {}
+
+    @rule(
+        index=st.integers(0, len(LENGTHS) - 1),
+        new=st.integers(1, MOST_NEW_TOKENS),
+        may_draft=st.sampled_from([True, True, True, False]),
+    )
+    def submit(self, index: int, new: int, may_draft: bool) -> None:
+        name = self.engine.submit(
+            prompt(index), max_new_tokens=new, do_sample=False, speculation=may_draft
+        )
+        self.jobs[name] = Job(live_requests(self.engine)[name], index, new)
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    @rule(number=st.integers(0, 30))
+    def cancel(self, number: int) -> None:
+        names = list(self.jobs)
+        if names:
+            name = names[number % len(names)]
+            was_live = self.jobs[name].end is None
+            assert self.engine.cancel(name) == was_live
+            self.jobs[name].cancelled |= was_live
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.engine.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        """Everybody comes to an end, and has said what `generate` says."""
+        if not hasattr(self, "engine"):
+            return
+        left = sum(len(prompt(job.index)) + job.max_new_tokens for job in self.jobs.values())
+        for _ in range(left + 1):  # each step brings the oldest at least one token further
+            if not self.engine.has_work:
+                break
+            self._step()
+        assert not self.engine.has_work
+        self.engine.scheduler.check_integrity()
+        assert self.planner.faults() == []
+        for name, job in self.jobs.items():
+            self._check_text(name, job)
+        assert self.engine.pool.free_blocks == self.engine.pool.num_blocks - 1
+        self.engine.close()
+
+    def _step(self) -> None:
+        waiting = [job for job in self.jobs.values() if job.end is None and not job.cancelled]
+        before = waiting[0].progress if waiting else 0
+        self.engine.step()
+        for event in self.engine.take_events():
+            job = self.jobs[event.request_id]
+            assert job.end is None, "something was said after the end"
+            job.said.extend(event.tokens)
+            job.end = event.finish_reason
+        if waiting:
+            oldest = waiting[0]
+            assert oldest.end is not None or oldest.progress > before, "the oldest one starves"
+
+    def _check_text(self, name: str, job: Job) -> None:
+        assert job.said == job.request.output
+        expected = reference(job.index)
+        count = len(job.said) if job.end == "cancelled" else job.max_new_tokens
+        assert job.cancelled or job.end == "length"
+        cut = Reference(expected.tokens[:count], expected.margins[:count])
+        COMPARISON.check(cut, job.said, f"{name}, prompt {job.index}")
+
+
+EngineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=24)
+TestEngine = EngineMachine.TestCase
+
+
+def test_the_machine_meets_preemption_sharing_and_every_drafter() -> None:
+    """A fixed history of the same kind: what the machine walks through does happen."""
+    machine = EngineMachine()
+    machine.open(seed=3)
+    num_shared = 0
+    for turn in range(20):
+        machine.submit(index=turn % len(LENGTHS), new=MOST_NEW_TOKENS, may_draft=True)
+        machine.step(count=2)
+        machine.books_balance()
+        blocks = [b for r in machine.engine.scheduler.running for b in r.table.blocks]
+        num_shared += len(blocks) - len(set(blocks))
+    machine.cancel(number=17)
+    engine, planner = machine.engine, machine.planner
+    machine.teardown()
+    assert engine.scheduler.num_preemptions > 0
+    assert num_shared > 0
+    drafted = {c.drafter for o in planner.observations for c in o.plan.choices if c.drafter}
+    assert drafted == {"ngram", "sparse_kv:32", "sparse_kv:40:scored", "draft_model"}
+    proposed, accepted = planner.totals()
+    assert 0 < accepted < proposed

@@ -1,0 +1,195 @@
+"""Each rival follows its own rule: checked against the rule worked out by hand."""
+
+import numpy as np
+import pytest
+
+from sdcontrol import policies
+from sdcontrol.core import BatchView, Belief, Observation, Plan, RequestView, Timing
+from sdcontrol.errors import ConfigError
+from sdcontrol.policies.checks import ToyCost
+from sdcontrol.policies.rivals.budget_argmax import BudgetArgmax
+from sdcontrol.policies.rivals.ema_steps import EmaSteps
+from sdcontrol.policies.rivals.heuristic import Heuristic
+from sdcontrol.policies.rivals.smartspec import SmartSpec
+
+ARM = "draft_model"
+
+
+def view_of(batch: int, remaining: int = 1000, arms: tuple[str, ...] = (ARM,)) -> BatchView:
+    requests = tuple(RequestView(str(r), 500, 7, remaining, drafters=arms) for r in range(batch))
+    return BatchView(0, requests, free_kv_tokens=10_000)
+
+
+def belief_of(batch: int, cost: object = None) -> Belief:
+    return Belief({ARM: np.full((batch, 8), 0.5)}, cost or ToyCost())  # type: ignore[arg-type]
+
+
+def observed(
+    view: BatchView,
+    plan: Plan,
+    accepted: tuple[int, ...],
+    seconds: float = 0.01,
+    confidence: tuple[tuple[float, ...], ...] | None = None,
+) -> Observation:
+    lengths = tuple(choice.num_draft_tokens for choice in plan.choices)
+    return Observation(
+        view=view,
+        plan=plan,
+        drafted=lengths,
+        proposed=lengths,
+        accepted=accepted,
+        emitted=tuple(n + 1 for n in accepted),
+        timing=Timing(verify_seconds=seconds),
+        confidence=confidence,
+    )
+
+
+def lengths(plan: Plan) -> list[int]:
+    return [choice.num_draft_tokens for choice in plan.choices]
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (3, 2), (8, 2), (9, 0)])
+def test_concurrency_schedule_reads_its_table(batch: int, tokens: int) -> None:
+    policy = policies.build({"kind": "concurrency_schedule", "schedule": {8: 2, 2: 6}})
+    assert lengths(policy.plan(view_of(batch), belief_of(batch))) == [tokens] * batch
+
+
+def test_a_schedule_of_impossible_sizes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="batch sizes"):
+        policies.build({"kind": "concurrency_schedule", "schedule": {0: 4}})
+
+
+def test_heuristic_adds_two_when_all_were_accepted_and_else_takes_one() -> None:
+    policy = Heuristic(ARM, initial_tokens=5, max_tokens=8)
+    view, belief = view_of(2), belief_of(2)
+    assert lengths(policy.plan(view, belief)) == [5, 5]
+    policy.update(observed(view, policy.plan(view, belief), (5, 4)))
+    assert lengths(policy.plan(view, belief)) == [7, 4]
+    policy.update(observed(view, policy.plan(view, belief), (7, 0)))
+    assert lengths(policy.plan(view, belief)) == [8, 3]
+    for _ in range(9):
+        policy.update(observed(view, policy.plan(view, belief), (0, 0)))
+    assert lengths(policy.plan(view, belief)) == [1, 1]
+
+
+def test_smartspec_moves_its_rate_by_15_percent_of_the_accepted_share() -> None:
+    policy = SmartSpec(ARM, max_tokens=8)
+    view = view_of(2)
+    policy.update(observed(view, Plan.uniform(view, ARM, 4), (4, 0)))
+    assert policy._acceptance == pytest.approx(0.85 * 0.7 + 0.15 * 0.5)
+
+
+def test_smartspec_decides_every_20_steps_by_goodput_with_a_bonus_for_off() -> None:
+    """Step time 1 + 0.3 k: with everything rejected it turns off, and only at the 20th step."""
+    policy = SmartSpec(ARM, max_tokens=4)
+    view, belief = view_of(1), belief_of(1)
+    first = lengths(policy.plan(view, belief))
+    assert first[0] > 0
+    for step in range(1, 21):
+        assert lengths(policy.plan(view, belief)) == first
+        k = step % 5
+        plan = Plan.uniform(view, ARM, k)
+        policy.update(observed(view, plan, (0,), seconds=1.0 + 0.3 * k))
+    assert lengths(policy.plan(view, belief)) == [0]
+
+
+def test_smartspec_finds_the_length_of_its_own_formula() -> None:
+    """Step 1 + 0.1 k, a = 0.85 * 0.8 + 0.15: the first descent of (1 - a^(k+1)) / (1 - a) / step."""
+    policy = SmartSpec(ARM, max_tokens=8)
+    view, belief = view_of(1), belief_of(1)
+    for step in range(20):
+        k = step % 5 + 1
+        policy.update(observed(view, Plan.uniform(view, ARM, k), (k,), 1.0 + 0.1 * k))
+        policy._acceptance = 0.8
+    a = 0.85 * 0.8 + 0.15
+    value = [(1 - a ** (k + 1)) / (1 - a) / (1 + 0.1 * k) for k in range(9)]
+    value[0] *= 1.1
+    expected = next(k for k in range(8) if value[k + 1] < value[k])
+    assert lengths(policy.plan(view, belief)) == [expected]
+    assert 1 < expected < 8
+
+
+def test_ema_steps_waits_10_batches_and_then_looks_every_5() -> None:
+    policy = EmaSteps(ARM, {64: (1, 2, 3, 4, 5)}, initial_tokens=3)
+    view, belief = view_of(2), belief_of(2)
+    seen = []
+    for _ in range(16):
+        seen.append(lengths(policy.plan(view, belief))[0])
+        policy.update(observed(view, Plan.uniform(view, ARM, seen[-1]), (0, 0)))
+    assert seen == [3] * 10 + [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("mean", "before", "after"),
+    [(2.6, 3, 4), (2.4, 3, 3), (1.4, 3, 3), (1.2, 3, 2), (4.9, 3, 5), (0.0, 5, 1)],
+)
+def test_ema_steps_rounds_with_hysteresis_downwards(mean: float, before: int, after: int) -> None:
+    """round(ema) + 1 upwards; a shorter length only 0.25 below where it would have been left."""
+    policy = EmaSteps(ARM, {64: (1, 2, 3, 4, 5)}, initial_tokens=before)
+    assert policy._moved((1, 2, 3, 4, 5), mean) == after
+
+
+def test_ema_steps_keeps_to_the_candidates_of_the_batch_size() -> None:
+    policy = EmaSteps(ARM, {2: (1, 5), 64: (2,)}, initial_tokens=4)
+    assert lengths(policy.plan(view_of(1), belief_of(1))) == [5]
+    assert lengths(policy.plan(view_of(8), belief_of(8))) == [2] * 8
+    assert lengths(policy.plan(view_of(99), belief_of(99))) == [2] * 99
+
+
+class PerToken(ToyCost):
+    """A step of 1 + 0.4 per token beyond the fourth."""
+
+    def verify_seconds(self, num_tokens, kv_tokens, num_requests):  # type: ignore[no-untyped-def]
+        return np.asarray(1.0 + 0.4 * np.maximum(np.asarray(num_tokens) - 4.0, 0.0))
+
+
+def test_budget_argmax_always_drafts_in_full_and_submits_the_likeliest_slots() -> None:
+    policy = BudgetArgmax(ARM, num_draft_tokens=3, context_tokens=100, num_requests=4)
+    view, belief = view_of(2), belief_of(2, PerToken())
+    plan = policy.plan(view, belief)
+    assert lengths(plan) == [3, 3]
+    confidence = ((0.9, 0.9, 0.9), (0.3, 0.3, 0.3))
+    # survival .9 .81 .73 and .3 .09 .03: slots beyond the fourth token cost more than they bring
+    expected = np.array([2.0, 2.9, 3.71, 4.44, 4.74]) / np.array([1.0, 1.0, 1.0, 1.4, 1.8])
+    assert int(expected.argmax()) == 2
+    assert lengths(policy.refine(view, plan, confidence, belief)) == [2, 0]
+
+
+def test_budget_argmax_prices_steps_by_token_count_alone() -> None:
+    """Contexts of 10 and of 100,000 tokens give the same plan."""
+
+    class PerKv(PerToken):
+        def verify_seconds(self, num_tokens, kv_tokens, num_requests):  # type: ignore[no-untyped-def]
+            return super().verify_seconds(num_tokens, 0.0, 1) + 0.01 * np.asarray(kv_tokens)
+
+    policy = BudgetArgmax(ARM, 3, 100, 4)
+    confidence = ((0.9, 0.7, 0.6), (0.8, 0.5, 0.3))
+    plans = []
+    for context in (10, 100_000):
+        requests = tuple(RequestView(str(r), context, 1, 99, drafters=(ARM,)) for r in range(2))
+        view = BatchView(0, requests, 1000)
+        belief = belief_of(2, PerKv())
+        plans.append(policy.refine(view, policy.plan(view, belief), confidence, belief).choices)
+    assert plans[0] == plans[1]
+
+
+def test_budget_argmax_learns_what_confidence_is_worth() -> None:
+    """Drafts of confidence 0.9 that are accepted in 30 % of cases end at a rate of 0.2 to 0.4."""
+    generator = np.random.default_rng(5)
+    policy = BudgetArgmax(ARM, num_draft_tokens=1, context_tokens=100, num_requests=4)
+    view = view_of(4)
+    plan = Plan.uniform(view, ARM, 1)
+    assert policy._survival((0.9,), 1)[0] == pytest.approx(0.9)
+    for _ in range(200):
+        accepted = tuple(int(generator.random() < 0.3) for _ in range(4))
+        policy.update(observed(view, plan, accepted, confidence=((0.9,),) * 4))
+    assert 0.2 < policy._survival((0.9,), 1)[0] < 0.4
+
+
+@pytest.mark.parametrize("name", ["concurrency_schedule", "smartspec", "ema_steps", "heuristic"])
+def test_a_rival_without_a_named_drafter_takes_the_first_that_is_offered(name: str) -> None:
+    view = view_of(2, arms=(ARM, "ngram"))
+    plan = policies.build(name).plan(view, belief_of(2))
+    assert {choice.drafter for choice in plan.choices} == {ARM}
+    named = policies.build({"kind": name, "drafter": "ngram"}).plan(view, belief_of(2))
+    assert {choice.drafter for choice in named.choices} <= {"ngram", None}
