@@ -9,13 +9,11 @@ or next to it: there `tests/test_engine_exact.py` demands it.
 """
 
 import argparse
-import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import structlog
 import torch
 
 from benchmarks.engine import Models, load
@@ -176,7 +174,6 @@ def main() -> None:
     parser.add_argument("--models", help="folder with target/, draft/ and tokenizer.json")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     models = load(options.models, getattr(torch, options.dtype))
     results = run(Case(models, prompts_of(models, options.prompts), options.tokens))
     if not options.no_write:

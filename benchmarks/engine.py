@@ -8,12 +8,10 @@ best is what counts.
 """
 
 import argparse
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -226,7 +224,6 @@ def main() -> None:
     parser.add_argument("--models", help="folder with target/, draft/ and tokenizer.json")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     models = load(options.models, getattr(torch, options.dtype))
     results = run(Bench(models, options.blocks, options.tokens), options.case)
     if not options.no_write:

@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import structlog
 
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.logs import EventLog
 
 if TYPE_CHECKING:
     from sdcontrol.policies.base import Policy, PolicyConfig
 
 __all__ = ["Acceptance", "Controller"]
 
-_log = structlog.get_logger(__name__)
+_log = EventLog(__name__)
 
 _PLAN_FAULTS = ("plan_raised", "plan_stalled", "plan_impossible")
 _FAULTS = (*_PLAN_FAULTS, "refine_raised", "refine_impossible", "update_raised")

@@ -281,5 +281,3 @@ class Backend(Protocol):
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
         ...
-
-

@@ -219,6 +219,13 @@ def test_the_price_of_a_drafting_round_is_learnt_per_family() -> None:
     assert float(cost.draft_seconds("ngram", 8, 1000)) == 0.0
 
 
+def test_drafting_too_quick_for_the_clock_is_nearly_free() -> None:
+    cost = OnlineCost()
+    for step in range(20):
+        cost.update(observed(0.01, step=step, length=4, draft_seconds={"ngram": 0.0}))
+    assert float(cost.draft_seconds("ngram", 8, 4096)) < 1e-5
+
+
 def test_the_price_of_a_lagging_cache_is_learnt() -> None:
     cost = OnlineCost()
     rng = np.random.default_rng(0)

@@ -38,7 +38,7 @@ def token_lists(tokenizer: PreTrainedTokenizerFast) -> st.SearchStrategy[list[in
 
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=6)
-check = settings(max_examples=1500)
+check = settings(max_examples=150)
 
 
 @check

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import structlog
 import torch
 from torch import Tensor
 
@@ -16,10 +15,11 @@ from sdcontrol.core import BatchView, Choice, Confidence, Hint, Plan, family_of
 from sdcontrol.engine.drafters.base import ROOT, Draft, Drafter, DraftTask
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError, DrafterFault
+from sdcontrol.logs import EventLog
 
 __all__ = ["Drafting", "Drafts"]
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 Refine = Callable[[BatchView, Plan, Confidence], Plan]
 NO_DRAFT = Draft()

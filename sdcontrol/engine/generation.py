@@ -11,6 +11,7 @@ import torch
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
+    MaxTimeCriteria,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StopStringCriteria,
@@ -112,6 +113,11 @@ def prepare_config(
     if unknown:
         raise ConfigError(f"unknown generation options {sorted(unknown)}")
     check_generation_config(config)
+    if (config.num_return_sequences or 1) > 1:
+        raise UnsupportedGeneration(
+            f"num_return_sequences={config.num_return_sequences}: one prompt is one request here; "
+            "submit it several times, with a seed each"
+        )
     generator._prepare_special_tokens(config, True, device=model.device)
     if config.max_new_tokens is None:
         config.max_new_tokens = max((config.max_length or 20) - num_prompt_tokens, 0)
@@ -151,13 +157,24 @@ def decoding_of(
     rules = StopRules(
         max_new_tokens=int(config.max_new_tokens or 0),
         eos_token_ids=eos_token_ids(config),
-        criteria=(*criteria, *stop_string_criteria(stop_strings, tokenizer)),
+        criteria=(*criteria, *_criteria_of(config, stop_strings, tokenizer)),
     )
     return Decoding(
         RowSampler(processors=prepared, do_sample=do_sample, seed=seed),
         rules,
         temperature_of(config),
     )
+
+
+def _criteria_of(
+    config: GenerationConfig,
+    stop_strings: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> tuple[Criterion, ...]:
+    asked = config.stop_strings or ()
+    strings = (*stop_strings, *((asked,) if isinstance(asked, str) else asked))
+    timed = () if config.max_time is None else (MaxTimeCriteria(max_time=config.max_time),)
+    return (*timed, *stop_string_criteria(strings, tokenizer))
 
 
 def eos_token_ids(config: GenerationConfig) -> frozenset[int]:

@@ -6,13 +6,12 @@ nothing of drafters or models.
 
 import time
 
-import structlog
-
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
+from sdcontrol.logs import EventLog
 
 __all__ = ["PlannerGuard"]
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 
 class PlannerGuard:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-import structlog
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sdcontrol.core import BatchView, Observation, Plan, Planner
@@ -31,11 +30,12 @@ from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import RejectionVerifier, Verdict, Verifier, build_verifier
 from sdcontrol.errors import EngineClosed
+from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.scheduler import ScheduledBatch, Scheduler
 
 __all__ = ["Engine"]
 
-log = structlog.get_logger(__name__)
+log = EventLog(__name__)
 
 
 class Engine:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import structlog
 
 from sdcontrol.core import Cost, FloatArray, Observation
 from sdcontrol.errors import ConfigError
@@ -22,10 +21,13 @@ from sdcontrol.estimators.loads import (
     verify_load,
 )
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
+from sdcontrol.logs import EventLog
 
 __all__ = ["OnlineCost", "Prediction", "UninformedCost"]
 
-_log = structlog.get_logger(__name__)
+_log = EventLog(__name__)
+
+_UNSEEN_SECONDS = 1e-6  # what a clock too coarse to see it may have taken
 
 _FREE_FAMILIES = frozenset({"ngram"})  # no forward: until measured, their rounds cost nothing
 _DRAFT_SHARE = 0.2  # of a target's forward, that an unmeasured draft model's takes
@@ -142,7 +144,7 @@ class OnlineCost:
         for family, draft in drafts.items():
             seconds = observation.timing.draft_seconds.get(family)
             if seconds is not None:
-                self._learn_rounds(family, draft, seconds)
+                self._learn_rounds(family, draft, seconds or _UNSEEN_SECONDS)
         self._learn_overhead(observation)
 
     def _predicted(self, load: VerifyLoad, drafts: dict[str, DraftLoad]) -> float:

@@ -8,7 +8,6 @@ warms up and is not counted. Texts are compared token for token.
 
 import argparse
 import json
-import logging
 import platform
 import random
 import time
@@ -16,18 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
 import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from transformers import LlamaForCausalLM
 
+from sdcontrol.controller import Controller
 from sdcontrol.engine.bundled import KINDS, held_out_prompts, load_bundled, load_bundled_tokenizer
+from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.experiments.compare import Ratio, paired_ratio
 from sdcontrol.experiments.report import ArmFacts, RunFacts, write_report
-from sdcontrol.integrations.transformers import SpeculativeDecoder
 
 __all__ = ["main"]
 
@@ -42,10 +41,10 @@ ARMS: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class Arm:
-    """One policy with a decoder of its own, and what it did."""
+    """One policy with an engine of its own, and what it did."""
 
     policy: str
-    decoder: SpeculativeDecoder
+    engine: Engine
     seconds: list[float] = field(default_factory=list)  # per counted block
     tokens: list[int] = field(default_factory=list)
 
@@ -58,7 +57,6 @@ class Arm:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demonstration; 0 if every arm wrote the same text."""
     options = _parser().parse_args(arguments)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     console = Console()
     target = load_bundled("target", dtype=torch.float32)
     draft = load_bundled("draft", dtype=torch.float32)
@@ -67,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{torch.get_num_threads()} threads, float32, batches of {len(KINDS)} kinds of prompt."
     )
     arms = [
-        Arm(policy, SpeculativeDecoder(target, drafters=[*DRAFTERS, draft], policy=policy))
+        Arm(policy, Engine(target, drafters=[*DRAFTERS, draft], planner=Controller(policy)))
         for policy in ARMS
     ]
     differing = _decode_blocks(arms, options)
@@ -98,7 +96,7 @@ def _decode_blocks(arms: Sequence[Arm], options: argparse.Namespace) -> int:
         texts: dict[str, list[tuple[int, ...]]] = {}
         for arm in rng.sample(arms, len(arms)):
             started = time.perf_counter()
-            texts[arm.policy] = _decode(arm.decoder, batch, options.tokens)
+            texts[arm.policy] = _decode(arm.engine, batch, options.tokens)
             if block:
                 arm.seconds.append(time.perf_counter() - started)
                 arm.tokens.append(sum(map(len, texts[arm.policy])))
@@ -111,12 +109,12 @@ def _decode_blocks(arms: Sequence[Arm], options: argparse.Namespace) -> int:
 
 
 def _decode(
-    decoder: SpeculativeDecoder, batch: Sequence[Sequence[int]], num_tokens: int
+    engine: Engine, batch: Sequence[Sequence[int]], num_tokens: int
 ) -> list[tuple[int, ...]]:
-    outputs: list[list[int]] = [[] for _ in batch]
-    for event in decoder.stream(batch, max_new_tokens=num_tokens, do_sample=False):
-        outputs[event.index].extend(event.tokens)
-    return [tuple(output) for output in outputs]
+    ids = [engine.submit(p, max_new_tokens=num_tokens, do_sample=False) for p in batch]
+    finished = engine.run()
+    engine.take_events()
+    return [tuple(finished[request_id].output) for request_id in ids]
 
 
 def _table(arms: Sequence[Arm], ratios: Mapping[str, Ratio]) -> Table:
@@ -124,7 +122,7 @@ def _table(arms: Sequence[Arm], ratios: Mapping[str, Ratio]) -> Table:
     for column in ("policy", "speed", "95 % interval", "tokens/step", "drafted by", "accepted"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for arm in arms:
-        ratio, stats = ratios[arm.policy], arm.decoder.report()
+        ratio, stats = ratios[arm.policy], arm.engine.stats
         table.add_row(
             f"{arm.policy} ({ARMS[arm.policy]})",
             f"{ratio.median:.2f}x",
@@ -171,7 +169,7 @@ def _write(folder: Path, arms: Sequence[Arm], ratios: Mapping[str, Ratio], diffe
 
 
 def _arm_facts(arm: Arm, ratio: Ratio) -> ArmFacts:
-    stats = arm.decoder.report()
+    stats = arm.engine.stats
     return {
         "policy": arm.policy,
         "description": ARMS[arm.policy],

@@ -1,0 +1,224 @@
+"""How fast this machine copies and multiplies, and what a model's forwards take on it.
+
+Knows torch and models; nothing of rooflines, calibration or files. Contexts are filled directly: a
+forward reads as many keys and values as after a real prompt, but nobody computed them.
+"""
+
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from sdcontrol.engine.config import EngineConfig, num_cache_blocks
+from sdcontrol.engine.kernels.reference import TorchAttention
+from sdcontrol.engine.packing import PageTable, Segment
+from sdcontrol.engine.runner import ModelRunner
+from sdcontrol.errors import ConfigError
+
+__all__ = [
+    "Ceilings",
+    "StepMeasurement",
+    "StepShape",
+    "describe_machine",
+    "measure_ceilings",
+    "measure_steps",
+    "step_shapes",
+]
+
+_BLOCK_SIZE = 16
+_TRIES = 5
+_KV_SPREAD = 0.05  # of keys and values made up; nothing depends on it
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The most that a device was seen to do."""
+
+    flops_per_second: float  # multiplying square matrices of the dtype
+    bytes_per_second: float  # read and written, copying
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """One kind of forward: every request alike."""
+
+    batch_size: int
+    tokens_per_request: int
+    context_tokens: int  # keys that a request's first token sees, itself included
+
+    @property
+    def slots_per_request(self) -> int:
+        """KV slots that a request needs, in whole blocks."""
+        return -(-(self.context_tokens - 1 + self.tokens_per_request) // _BLOCK_SIZE) * _BLOCK_SIZE
+
+    @property
+    def num_slots(self) -> int:
+        """KV slots that all requests need."""
+        return self.batch_size * self.slots_per_request
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    """What a forward took: the median of the repeats."""
+
+    shape: StepShape
+    seconds: float
+
+
+def describe_machine(device: torch.device) -> dict[str, str | int]:
+    """What to write beside measurements, so that somebody knows later what they were."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "device": name,
+        "device_type": device.type,
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """The best of a few tries; about a second."""
+    is_gpu = device.type == "cuda"
+    side, num_bytes = (8192, 1 << 30) if is_gpu else (1024, 1 << 27)
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    left, product = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
+
+    def best_of(work: Callable[[], object]) -> float:
+        return min(_seconds(work, device) for _ in range(_TRIES + 1))
+
+    copying = best_of(lambda: copy.copy_(source))
+    multiplying = best_of(lambda: torch.mm(left, left, out=product))
+    return Ceilings(2.0 * side**3 / multiplying, 2.0 * num_bytes / copying, _memory_bytes(device))
+
+
+def step_shapes(
+    model: PreTrainedModel,
+    *,
+    batch_sizes: Sequence[int],
+    tokens_per_request: Sequence[int],
+    context_tokens: Sequence[int],
+) -> list[StepShape]:
+    """Every combination that the model's positions and the free memory allow.
+
+    Raises `ConfigError` where none does.
+    """
+    runner = ModelRunner(model, TorchAttention())
+    slots = num_cache_blocks(EngineConfig(), runner.bytes_per_token, runner.device) * _BLOCK_SIZE
+    positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 1 << 62)
+    shapes = [
+        StepShape(batch, tokens, context)
+        for batch in batch_sizes
+        for context in context_tokens
+        for tokens in tokens_per_request
+    ]
+    fitting = [
+        shape
+        for shape in shapes
+        if shape.num_slots < slots - _BLOCK_SIZE
+        and shape.context_tokens + shape.tokens_per_request <= positions
+    ]
+    if not fitting:
+        raise ConfigError(
+            f"none of {len(shapes)} combinations fits {slots} tokens of KV cache and {positions} "
+            "positions; give a smaller batch or a shorter context"
+        )
+    return fitting
+
+
+def measure_steps(
+    model: PreTrainedModel,
+    shapes: Sequence[StepShape],
+    *,
+    rounds: int = 5,
+    seed: int = 0,
+    on_measured: Callable[[], None] = lambda: None,
+) -> list[StepMeasurement]:
+    """What a forward of each shape takes; `on_measured` is called after each, rounds + 1 times.
+
+    All shapes take turns in random order, so that a machine that slows down meanwhile slows all of
+    them; a first round is not counted.
+    """
+    runner = ModelRunner(model, TorchAttention())
+    blocks = max(shape.num_slots for shape in shapes) // _BLOCK_SIZE + 1
+    runner.allocate(blocks, _BLOCK_SIZE)
+    _fill(runner)
+    order = random.Random(seed)
+    seconds: dict[StepShape, list[float]] = {shape: [] for shape in shapes}
+    try:
+        for turn in range(rounds + 1):
+            for shape in order.sample(list(shapes), len(shapes)):
+                took = _forward_seconds(runner, shape)
+                if turn:
+                    seconds[shape].append(took)
+                on_measured()
+    finally:
+        runner.release()
+    return [StepMeasurement(shape, statistics.median(took)) for shape, took in seconds.items()]
+
+
+def _forward_seconds(runner: ModelRunner, shape: StepShape) -> float:
+    segments = [_segment(shape, row) for row in range(shape.batch_size)]
+    return _seconds(lambda: runner.forward(segments), runner.device)
+
+
+def _segment(shape: StepShape, row: int) -> Segment:
+    """Block 0 is the null block; a request's blocks are consecutive, as those of the engine are."""
+    num_blocks = shape.slots_per_request // _BLOCK_SIZE
+    blocks = 1 + row * num_blocks + np.arange(num_blocks, dtype=np.int64)
+    start, tokens = shape.context_tokens - 1, shape.tokens_per_request
+    first_slot = int(blocks[0]) * _BLOCK_SIZE + start
+    return Segment(
+        tokens=[1 + index % 2 for index in range(tokens)],
+        start=start,
+        table=PageTable(blocks),
+        slots=range(first_slot, first_slot + tokens),
+        num_logits=tokens,
+    )
+
+
+def _fill(runner: ModelRunner) -> None:
+    """Write every slot: memory that was never written is not really there, and too fast to read."""
+    assert runner.cache is not None
+    generator = torch.Generator(runner.device).manual_seed(0)
+    for tensor in (*runner.cache.keys, *runner.cache.values):
+        tensor.normal_(std=_KV_SPREAD, generator=generator)
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _memory_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())

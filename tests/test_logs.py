@@ -1,0 +1,31 @@
+"""A library prints nothing on its own."""
+
+import logging
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from sdcontrol.logs import EventLog
+
+
+def test_changes_of_state_are_silent_until_somebody_listens(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    structlog.reset_defaults()
+    EventLog("sdcontrol.test").info("state_changed", step=3)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_standard_logging_hears_events_with_their_facts(caplog: pytest.LogCaptureFixture) -> None:
+    structlog.reset_defaults()
+    with caplog.at_level(logging.INFO, "sdcontrol.test"):
+        EventLog("sdcontrol.test").info("state_changed", step=3)
+    assert caplog.messages == ["state_changed step=3"]
+
+
+def test_an_application_that_configured_structlog_hears_events() -> None:
+    with capture_logs() as events:
+        EventLog("sdcontrol.test").warning("drafter_quarantined", family="x")
+    structlog.reset_defaults()
+    assert events == [{"event": "drafter_quarantined", "family": "x", "log_level": "warning"}]
