@@ -80,13 +80,15 @@ def test_prompts_can_be_asked_to_be_long(kind: str) -> None:
         assert len(TOKENIZER(prompt).input_ids) >= 700
 
 
-def test_unknown_names_and_negative_numbers_are_refused() -> None:
+def test_unknown_names_and_numbers_out_of_range_are_refused() -> None:
     with pytest.raises(UnknownName, match="choose from"):
         bundled_path("other")
     with pytest.raises(UnknownName, match="choose from"):
         held_out_prompts("poems", 1)
     with pytest.raises(ConfigError, match="negative"):
         held_out_prompts("code", -1)
+    with pytest.raises(ConfigError, match="above 4096"):
+        held_out_prompts("code", 1, min_tokens=5000)
 
 
 def test_asking_for_prompts_needs_no_torch() -> None:
@@ -97,7 +99,7 @@ def test_asking_for_prompts_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("target", 9.0), ("draft", 9.0)])
+@pytest.mark.parametrize(("name", "bound"), [("target", 2.2), ("draft", 3.2)])
 def test_loss_on_held_out_text_is_what_the_card_says(name: str, bound: float) -> None:
     import torch
 
@@ -112,7 +114,7 @@ def test_loss_on_held_out_text_is_what_the_card_says(name: str, bound: float) ->
 
 
 def test_target_repeats_a_passage() -> None:
-    """A copy of random words cannot be guessed, only copied."""
+    """Given the passage and its copy so far, the next token is nearly always the right one."""
     import torch
 
     model, right, total = load_bundled("target"), 0, 0

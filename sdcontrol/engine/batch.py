@@ -61,6 +61,11 @@ class Batch:
             for row in scheduled.prefilling
         ]
 
+    @property
+    def requests(self) -> list[Request]:
+        """Those that decode, in the view's order."""
+        return [piece.request for piece in self.decoding]
+
     def view(self, step: int, free_kv_tokens: int, drafting: Drafting | None) -> BatchView:
         """What a planner sees. Without `drafting` nobody may draft."""
         return BatchView(
@@ -94,6 +99,11 @@ class Batch:
             if piece.completes
         ]
 
+    def outputs(self, verdicts: Sequence[Verdict]) -> list[list[int]]:
+        """What each decoding request is given by its verdict, before stop rules."""
+        decided = zip(self.decoding, verdicts[: len(self.decoding)], strict=True)
+        return [_output(piece, verdict) for piece, verdict in decided]
+
     def accept(self, verdicts: Iterable[Verdict]) -> Moves:
         """Append what was accepted to the requests; blocks are still those of before."""
         moves: Moves = []
@@ -114,6 +124,7 @@ class Batch:
         verdicts: Sequence[Verdict],
         *,
         timing: Timing,
+        shadow: Mapping[str, tuple[int | None, ...]],
         faults: tuple[str, ...],
     ) -> Observation:
         """What came of the step, for the requests of the view."""
@@ -129,14 +140,20 @@ class Batch:
             timing=timing,
             accepted_nodes=None if are_chains else tuple([v.accepted_nodes for v in own]),
             confidence=drafts.confidence,
+            shadow=shadow,
             faults=faults,
         )
+
+
+def _output(piece: Piece, verdict: Verdict) -> list[int]:
+    """The tokens that a verdict gives, before stop rules."""
+    return [*(piece.draft.tokens[node] for node in verdict.accepted_nodes), verdict.next_token]
 
 
 def _accept(piece: Piece, verdict: Verdict, moves: Moves) -> None:
     request, draft, path = piece.request, piece.draft, verdict.accepted_nodes
     length = len(request.tokens)
-    piece.emitted = request.append([*(draft.tokens[node] for node in path), verdict.next_token])
+    piece.emitted = request.append(_output(piece, verdict))
     request.cached_after = min(length + len(path), len(request.tokens) - 1)
     if path and path[-1] != len(path) - 1 and request.finish_reason is None:
         moved = [(node, depth) for depth, node in enumerate(path) if node != depth]

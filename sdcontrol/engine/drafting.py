@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from sdcontrol.core import BatchView, Choice, Confidence, Hint, Plan, family_of
-from sdcontrol.engine.drafters.base import ROOT, Draft, Drafter, DraftTask
+from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask
+from sdcontrol.engine.drafters.vetting import check_draft, check_offer
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError, DrafterFault
 from sdcontrol.logs import EventLog
@@ -23,7 +21,6 @@ log = EventLog(__name__)
 
 Refine = Callable[[BatchView, Plan, Confidence], Plan]
 NO_DRAFT = Draft()
-_LAW_TOLERANCE = 1e-2  # of the sum of a row: a distribution may be in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +136,41 @@ class Drafting:
             seconds[family] = self._clock() - started
         return session.close(seconds)
 
+    def shadow(
+        self, requests: Sequence[Request], plan: Plan, outputs: Sequence[Sequence[int]]
+    ) -> dict[str, tuple[int | None, ...]]:
+        """By free arm, how far its chain agrees with each request's `outputs` of this step.
+
+        None where it was used itself, may not be, or has no chain to offer. To be called before
+        the outputs are committed.
+        """
+        return {
+            drafter.name: tuple(
+                self._agreement(drafter, request, output)
+                if choice.drafter != drafter.name
+                else None
+                for request, choice, output in zip(requests, plan.choices, outputs, strict=True)
+            )
+            for drafter in self._drafters.values()
+            if drafter.is_free and drafter.family not in self.quarantined
+        }
+
+    def _agreement(self, drafter: Drafter, request: Request, output: Sequence[int]) -> int | None:
+        if not request.may_draft(drafter.family):
+            return None
+        task = DraftTask(request, drafter.name, len(output))
+        try:
+            (draft,) = self._checked(drafter, [task], lambda drafts: [len(output)])
+        except Exception as error:
+            self._quarantine(drafter.family, error)
+            return None
+        if len(draft.tokens) < len(output) or not draft.is_chain:
+            return None
+        pairs = zip(draft.tokens, output, strict=True)
+        return next(
+            (n for n, (drafted, token) in enumerate(pairs) if drafted != token), len(output)
+        )
+
     def _checked(
         self,
         drafter: Drafter,
@@ -224,50 +256,3 @@ def _rows_by_family(plan: Plan) -> dict[str, list[int]]:
         if choice.drafter is not None:
             rows.setdefault(family_of(choice.drafter), []).append(row)
     return rows
-
-
-def check_offer(drafter: Drafter, arm: str, hint: Hint | None) -> None:
-    """Raise `DrafterFault` unless `arm` is one of the drafter's, and `hint` can be true."""
-    if arm not in drafter.arms or family_of(arm) != drafter.family:
-        raise DrafterFault(f"{arm!r} is none of the arms {drafter.arms}")
-    if hint is None:
-        return
-    if not isinstance(hint, Hint):
-        raise DrafterFault(f"a hint is a {type(hint).__name__}; return a Hint or None")
-    counts = (hint.max_draft_tokens, hint.match_tokens, hint.catch_up_tokens)
-    if any(count is not None and count < 0 for count in counts):
-        raise DrafterFault(f"{hint}: counts of tokens are at least 0")
-    if hint.confidence is not None and not 0.0 <= hint.confidence <= 1.0:
-        raise DrafterFault(f"{hint}: a confidence lies in [0, 1]")
-
-
-def check_draft(draft: Draft, task: DraftTask, *, vocab_size: int, allow_trees: bool) -> None:
-    """Raise `DrafterFault` unless `draft` is a possible answer to `task`."""
-    nodes = len(draft.tokens)
-    if nodes > task.num_draft_tokens:
-        raise DrafterFault(f"{nodes} draft tokens where {task.num_draft_tokens} were asked for")
-    if len(draft.parents) != nodes or len(draft.confidence) not in (0, nodes):
-        raise DrafterFault(
-            f"{nodes} tokens, {len(draft.parents)} parents, {len(draft.confidence)} confidences; "
-            "give one of each per node (confidence may be empty)"
-        )
-    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in draft.tokens):
-        raise DrafterFault(f"a draft token is no int in [0, {vocab_size}): {draft.tokens}")
-    if not all(0.0 <= belief <= 1.0 for belief in draft.confidence):
-        raise DrafterFault(f"confidences {draft.confidence} do not all lie in [0, 1]")
-    if not all(ROOT <= parent < index for index, parent in enumerate(draft.parents)):
-        raise DrafterFault(f"parents {draft.parents} do not stand before their children")
-    if len(set(zip(draft.parents, draft.tokens, strict=True))) != nodes:
-        raise DrafterFault("two siblings draft the same token")
-    if not allow_trees and not draft.is_chain:
-        raise DrafterFault("this verification takes chains only, and the draft is a tree")
-    if draft.distribution is not None:
-        _check_distribution(draft.distribution, nodes, vocab_size)
-
-
-def _check_distribution(law: Tensor, nodes: int, vocab_size: int) -> None:
-    if law.shape != (nodes, vocab_size):
-        raise DrafterFault(f"distribution of shape {tuple(law.shape)}, not {(nodes, vocab_size)}")
-    off_by = (law.sum(dim=-1, dtype=torch.float32) - 1.0).abs()
-    if not bool(((law >= 0.0).all(dim=-1) & (off_by < _LAW_TOLERANCE)).all()):
-        raise DrafterFault("a row of the distribution is negative, NaN, or does not sum to 1")

@@ -7,7 +7,6 @@ the block pool: each step is told in the nouns of its neighbours.
 """
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -191,12 +190,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def step(self) -> Observation:
@@ -215,6 +209,8 @@ class Engine:
         clock.lap("draft")
         verdicts = self._verify(batch)
         clock.lap("verify")
+        outputs = batch.outputs(verdicts)
+        shadow = {} if offered is None else offered.shadow(batch.requests, plan, outputs)
         self._commit(batch, verdicts)
         clock.lap("overhead")
         observation = batch.observation(
@@ -223,6 +219,7 @@ class Engine:
             drafts,
             verdicts,
             timing=clock.timing(drafts.seconds, self.planner.observe_seconds),
+            shadow=shadow,
             faults=(*self.planner.take_faults(), *self.drafting.take_faults()),
         )
         self.stats.add(observation)
@@ -257,8 +254,7 @@ class Engine:
         for piece, choice in zip(batch.decoding, plan.choices, strict=True):
             if choice.num_draft_tokens:
                 self.scheduler.reserve(piece.request.scheduled, choice.num_draft_tokens)
-        requests = [piece.request for piece in batch.decoding]
-        drafts = self.drafting.propose(requests, view, plan, self.planner.refine)
+        drafts = self.drafting.propose(batch.requests, view, plan, self.planner.refine)
         batch.take(drafts.drafts, plan.choices)
         return drafts
 

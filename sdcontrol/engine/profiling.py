@@ -116,7 +116,9 @@ def step_shapes(
     """
     runner = ModelRunner(model, TorchAttention())
     slots = num_cache_blocks(EngineConfig(), runner.bytes_per_token, runner.device) * _BLOCK_SIZE
-    positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 1 << 62)
+    positions = int(
+        getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 1 << 62
+    )
     shapes = [
         StepShape(batch, tokens, context)
         for batch in batch_sizes

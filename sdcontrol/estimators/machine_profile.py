@@ -67,14 +67,20 @@ class MachineProfile(_Record):
         """Of the model measured in this role, if any was."""
         return next((model for model in self.models if model.role == role), None)
 
+    def has_measured(self, shape: ModelShape) -> bool:
+        """Whether the steps of a model of this shape were measured."""
+        return self._times_of(shape) is not None
+
     def calibration(self, shape: ModelShape) -> Calibration:
         """Fitted on the steps of the model of this shape; without any, that of measured ceilings."""
-        for model in self.models:
-            if replace(model.shape, name=shape.name) == shape:
-                return calibrate(
-                    Forward(model.shape, self.hardware, calibration=_REACHED), model.steps
-                )
-        return _REACHED
+        model = self._times_of(shape)
+        if model is None:
+            return _REACHED
+        return calibrate(Forward(model.shape, self.hardware, calibration=_REACHED), model.steps)
+
+    def _times_of(self, shape: ModelShape) -> ModelTimes | None:
+        same = (model for model in self.models if replace(model.shape, name=shape.name) == shape)
+        return next(same, None)
 
 
 def read_profile(path: Path) -> MachineProfile:

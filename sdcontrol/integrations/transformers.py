@@ -8,7 +8,6 @@ Knows what `generate` hands to a custom function, and what it drops; the engine 
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -182,12 +181,7 @@ class SpeculativeDecoder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def generate(

@@ -58,7 +58,9 @@ class Goodput(Policy):
         problem = read(view, belief, self.catch_up_horizon_tokens)
         answer = maximise(problem, self._rate(view, belief))
         plan = to_plan(problem, view, answer.arm, answer.length, _reason(answer, problem))
-        return self.probing.probe(view, plan, problem) if self.probing.share > 0.0 else plan
+        if not self.probing.share:
+            return plan
+        return self.probing.probe(view, plan, problem, answer.rate)
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """`plan` without the tokens that no longer pay, now that their confidences are known.

@@ -49,8 +49,11 @@ class Probing:
             again = min(2 * self._patience.get(arm, 1), _MOST_PATIENCE)
             self._patience[arm] = again if arm == probed else 1
 
-    def probe(self, view: BatchView, plan: Plan, problem: Problem) -> Plan:
-        """`plan`, or where an arm's allowance pays for it, `plan` with one request trying it."""
+    def probe(self, view: BatchView, plan: Plan, problem: Problem, rate: float) -> Plan:
+        """`plan`, or where an arm's allowance pays for it, `plan` with one request trying it.
+
+        `rate` is the plan's expected tokens per second: what a probe gives up is paid for too.
+        """
         if view.prefill_tokens:
             return plan
         drafted = {choice.drafter for choice in plan.choices}
@@ -60,7 +63,7 @@ class Probing:
             patience = self._patience.get(arm, 1)
             if patience * self._least_price(problem, a) > self._allowance[arm]:
                 continue
-            tried = self._try(view, plan, problem, a)
+            tried = self._try(view, plan, problem, a, rate)
             if tried is not None:
                 return tried
         return plan
@@ -68,7 +71,9 @@ class Probing:
     def _least_price(self, problem: Problem, a: int) -> float:
         return float(problem.round[problem.family[a], 1]) * self.num_draft_tokens
 
-    def _try(self, view: BatchView, plan: Plan, problem: Problem, a: int) -> Plan | None:
+    def _try(
+        self, view: BatchView, plan: Plan, problem: Problem, a: int, rate: float
+    ) -> Plan | None:
         """`plan` with the arm's probe, on a request that takes turns; None if it costs too much."""
         arm = problem.arms[a]
         able = [r for r, request in enumerate(view.requests) if self._length(request, arm)]
@@ -83,6 +88,7 @@ class Probing:
             return None
         seconds = float(problem.round[problem.family[a], 1]) * length
         seconds += max(float(problem.verify[after] - problem.verify[tokens]), 0.0)
+        seconds += _tokens_given_up(problem, plan.choices[r], r, a, length) / rate
         if problem.catch_up is not None:
             seconds += float(problem.catch_up[a, r])
         if self._patience.get(arm, 1) * seconds > self._allowance[arm]:
@@ -98,6 +104,14 @@ class Probing:
         bound = self.num_draft_tokens if hint is None else hint.max_draft_tokens
         most = self.num_draft_tokens if bound is None else bound
         return max(min(self.num_draft_tokens, most, request.remaining_tokens - 1), 0)
+
+
+def _tokens_given_up(problem: Problem, planned: Choice, r: int, a: int, length: int) -> float:
+    """What request `r` is expected to lose by `length` tokens of arm `a` in place of the plan."""
+    if planned.drafter is None:
+        return 0.0
+    expected = problem.gain[problem.arms.index(planned.drafter), planned.num_draft_tokens, r]
+    return max(float(expected - problem.gain[a, length, r]), 0.0)
 
 
 _MARK = "probes "

@@ -104,6 +104,10 @@ class Drafter(ABC):
     name: str
     """The arm that a policy chooses; arms that share the part before ":" share a drafter."""
 
+    is_free: bool = False
+    """Whether drafting costs next to nothing, so that it may be asked only to see how it would
+    have done: such a drafter is scored in shadow while others, or none, are used."""
+
     @property
     def arms(self) -> tuple[str, ...]:
         """The names under which a policy may choose this drafter."""

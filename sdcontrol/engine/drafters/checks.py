@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask
-from sdcontrol.engine.drafting import check_draft, check_offer
+from sdcontrol.engine.drafters.vetting import check_draft, check_offer
 from sdcontrol.errors import DrafterFault
 
 __all__ = ["CHECKS", "MakeDrafter", "check_drafter"]

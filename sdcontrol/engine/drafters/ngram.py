@@ -50,6 +50,8 @@ class NgramDrafter(Drafter):
     settings that contradict each other, `DrafterFault` for a request that was never started.
     """
 
+    is_free = True
+
     def __init__(
         self, *, name: str = "ngram", max_match: int = 16, min_match: int = 1, max_branches: int = 3
     ) -> None:

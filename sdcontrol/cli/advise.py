@@ -1,0 +1,193 @@
+"""`sdcontrol advise`: which drafter and how many tokens, without a GPU at hand.
+
+Knows the options and what they mean together; the figures come from `estimators`, their presentation
+stands in `advice_report`. Needs no torch.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from sdcontrol.cli.advice_inputs import (
+    ASSUMED_RATES,
+    acceptance_rates,
+    find_machine,
+    find_shape,
+    plain_steps,
+)
+from sdcontrol.cli.advice_report import Report, report_lines, report_record
+from sdcontrol.cli.command import Commands, add_command
+from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.advice import DrafterSpec, Situation, advise
+from sdcontrol.estimators.calibration import PlainStep, fit
+from sdcontrol.estimators.machine_profile import MachineProfile
+from sdcontrol.estimators.price import sparse_budget
+from sdcontrol.estimators.roofline import Forward
+from sdcontrol.estimators.shapes import ModelShape
+
+__all__ = ["add_advise"]
+
+_DESCRIPTION = "Predict what speculation brings for a model on a machine; needs neither."
+_EPILOG = (
+    "The file of --fit is a CSV with a row per measured step without drafts. Its columns: batch_size; "
+    "context_tokens (of each request); and one of plain_ms_per_token, plain_ms, ms (milliseconds), "
+    "plain_seconds, seconds: the time of the step, in which each request gets one token. Other "
+    "columns are left alone, and repeated rows count once."
+)
+
+
+def add_advise(commands: Commands) -> None:
+    """Make the command known."""
+    parser = add_command(commands, "advise", run, _DESCRIPTION)
+    parser.epilog = _EPILOG
+    add = parser.add_argument
+    model = "a common model's name, a config.json or its folder, or bundled"
+    add("--model", metavar="NAME|PATH", help=f"{model}; default: the one in the profile")
+    add("--hardware", required=True, metavar="NAME|PATH", help="a GPU's name, or a profile")
+    add("--tensor-parallel", type=int, default=1, metavar="N", help="devices (default 1)")
+    add("--draft-model", metavar="NAME|PATH", help=model)
+    add(
+        "--draft-tensor-parallel",
+        type=int,
+        metavar="N",
+        help="devices of the draft model; default: those of the target, but no more than the draft "
+        "model has KV heads",
+    )
+    add("--batch", type=int, default=1, metavar="N", help="requests decoded together (default 1)")
+    add(
+        "--context", type=int, default=2048, metavar="TOKENS", help="of each request (default 2048)"
+    )
+    shown = ",".join(f"{arm}={rate}" for arm, rate in ASSUMED_RATES.items())
+    add(
+        "--acceptance",
+        metavar="DRAFTER=RATE,...",
+        help="drafters to judge (ngram, sparse_kv:TOKENS, draft_model), each with the share of its "
+        f"draft tokens that is accepted where the ones before were; default: {shown}",
+    )
+    add("--max-draft-tokens", type=int, default=8, metavar="N", help="longest draft (default 8)")
+    add(
+        "--draft-kv-budget",
+        type=int,
+        metavar="TOKENS",
+        help="context the draft model reads at most",
+    )
+    add("--fit", metavar="PATH", help="CSV of measured plain steps to calibrate on, see below")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Advise, on standard output and where asked as JSON."""
+    _check(options)
+    report = _report(options)
+    print(*report_lines(report), sep="\n")
+    if options.json is not None:
+        text = json.dumps(report_record(report), indent=2)
+        try:
+            Path(options.json).write_text(text + "\n", "utf-8")
+        except OSError as error:
+            raise ConfigError(f"{options.json} cannot be written: {error.strerror}") from error
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("batch", "context", "tensor_parallel", "max_draft_tokens"):
+        _check_positive(name, getattr(options, name))
+    for name in ("draft_tensor_parallel", "draft_kv_budget"):
+        if (value := getattr(options, name)) is not None:
+            _check_positive(name, value)
+            if options.draft_model is None:
+                raise ConfigError(f"{_option(name)} is {value}, but there is no --draft-model")
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{_option(name)} is {value}; give at least 1")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# ---- from options to a report
+
+
+def _report(options: argparse.Namespace) -> Report:
+    machine, profile = find_machine(options.hardware)
+    steps = plain_steps(options.fit)
+    target = Forward(_target_shape(options.model, profile), machine, options.tensor_parallel)
+    target = _calibrated(target, steps, profile)
+    draft = _draft(options, target, None if steps else profile)
+    rates, assumed = acceptance_rates(options.acceptance, has_draft_model=draft is not None)
+    drafters = [_spec(arm, rate, draft, options) for arm, rate in rates.items()]
+    offered = [spec for spec in drafters if _is_offered(spec, options.context)]
+    situation = Situation(options.batch, options.context)
+    return Report(
+        target=target,
+        draft=draft,
+        situation=situation,
+        drafters=tuple(offered),
+        assumed=tuple(assumed),
+        not_offered=tuple(spec.arm for spec in drafters if spec not in offered),
+        advice=advise(target, situation, offered, range(1, options.max_draft_tokens + 1)),
+        max_draft_tokens=options.max_draft_tokens,
+        calibrated_on=_source(options, target, profile),
+        fit_errors=tuple(_relative_error(target, step) for step in steps),
+    )
+
+
+def _target_shape(given: str | None, profile: MachineProfile | None) -> ModelShape:
+    if given is not None:
+        return find_shape(given, "target")
+    measured = None if profile is None else profile.times("target")
+    if measured is None:
+        raise ConfigError("--model is missing, and no profile given as --hardware measured one")
+    return measured.shape
+
+
+def _calibrated(
+    forward: Forward, steps: list[PlainStep], profile: MachineProfile | None
+) -> Forward:
+    """On the given steps, else on the profile's, else as is usual."""
+    if profile is not None:
+        forward = replace(forward, calibration=profile.calibration(forward.shape))
+    return replace(forward, calibration=fit(forward, steps)) if steps else forward
+
+
+def _draft(
+    options: argparse.Namespace, target: Forward, profile: MachineProfile | None
+) -> Forward | None:
+    """The draft model runs as the target was seen to, unless the profile measured it itself."""
+    if options.draft_model is None:
+        return None
+    shape = find_shape(options.draft_model, "draft")
+    devices = options.draft_tensor_parallel or min(target.tensor_parallel, shape.num_kv_heads)
+    forward = Forward(shape, target.hardware, devices, target.calibration)
+    return forward if profile is None else _calibrated(forward, [], profile)
+
+
+def _spec(arm: str, rate: float, draft: Forward | None, options: argparse.Namespace) -> DrafterSpec:
+    if arm == "draft_model":
+        return DrafterSpec(arm, rate, draft, options.draft_kv_budget)
+    return DrafterSpec(arm, rate)
+
+
+def _source(
+    options: argparse.Namespace, target: Forward, profile: MachineProfile | None
+) -> str | None:
+    """The file that the calibration of the target comes from."""
+    if options.fit is not None:
+        return str(options.fit)
+    is_measured = profile is not None and profile.has_measured(target.shape)
+    return str(options.hardware) if is_measured else None
+
+
+def _relative_error(target: Forward, step: PlainStep) -> float:
+    kv_tokens = step.batch_size * step.context_tokens
+    predicted = float(target.seconds(step.batch_size, kv_tokens, step.batch_size))
+    return predicted / step.seconds - 1.0
+
+
+def _is_offered(drafter: DrafterSpec, context_tokens: int) -> bool:
+    """A sparse drafter that would read the whole context is the target itself."""
+    budget = sparse_budget(drafter.arm)
+    return budget is None or context_tokens > budget

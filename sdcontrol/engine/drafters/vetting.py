@@ -1,0 +1,62 @@
+"""Is what a drafter answered possible at all?
+
+Knows drafts, hints and tasks; nothing of what becomes of a drafter that fails.
+"""
+
+import torch
+from torch import Tensor
+
+from sdcontrol.core import Hint, family_of
+from sdcontrol.engine.drafters.base import ROOT, Draft, Drafter, DraftTask
+from sdcontrol.errors import DrafterFault
+
+__all__ = ["check_draft", "check_offer"]
+
+_LAW_TOLERANCE = 1e-2  # of the sum of a row: a distribution may be in bfloat16
+
+
+def check_offer(drafter: Drafter, arm: str, hint: Hint | None) -> None:
+    """Raise `DrafterFault` unless `arm` is one of the drafter's, and `hint` can be true."""
+    if arm not in drafter.arms or family_of(arm) != drafter.family:
+        raise DrafterFault(f"{arm!r} is none of the arms {drafter.arms}")
+    if hint is None:
+        return
+    if not isinstance(hint, Hint):
+        raise DrafterFault(f"a hint is a {type(hint).__name__}; return a Hint or None")
+    counts = (hint.max_draft_tokens, hint.match_tokens, hint.catch_up_tokens)
+    if any(count is not None and count < 0 for count in counts):
+        raise DrafterFault(f"{hint}: counts of tokens are at least 0")
+    if hint.confidence is not None and not 0.0 <= hint.confidence <= 1.0:
+        raise DrafterFault(f"{hint}: a confidence lies in [0, 1]")
+
+
+def check_draft(draft: Draft, task: DraftTask, *, vocab_size: int, allow_trees: bool) -> None:
+    """Raise `DrafterFault` unless `draft` is a possible answer to `task`."""
+    nodes = len(draft.tokens)
+    if nodes > task.num_draft_tokens:
+        raise DrafterFault(f"{nodes} draft tokens where {task.num_draft_tokens} were asked for")
+    if len(draft.parents) != nodes or len(draft.confidence) not in (0, nodes):
+        raise DrafterFault(
+            f"{nodes} tokens, {len(draft.parents)} parents, {len(draft.confidence)} confidences; "
+            "give one of each per node (confidence may be empty)"
+        )
+    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in draft.tokens):
+        raise DrafterFault(f"a draft token is no int in [0, {vocab_size}): {draft.tokens}")
+    if not all(0.0 <= belief <= 1.0 for belief in draft.confidence):
+        raise DrafterFault(f"confidences {draft.confidence} do not all lie in [0, 1]")
+    if not all(ROOT <= parent < index for index, parent in enumerate(draft.parents)):
+        raise DrafterFault(f"parents {draft.parents} do not stand before their children")
+    if len(set(zip(draft.parents, draft.tokens, strict=True))) != nodes:
+        raise DrafterFault("two siblings draft the same token")
+    if not allow_trees and not draft.is_chain:
+        raise DrafterFault("this verification takes chains only, and the draft is a tree")
+    if draft.distribution is not None:
+        _check_distribution(draft.distribution, nodes, vocab_size)
+
+
+def _check_distribution(law: Tensor, nodes: int, vocab_size: int) -> None:
+    if law.shape != (nodes, vocab_size):
+        raise DrafterFault(f"distribution of shape {tuple(law.shape)}, not {(nodes, vocab_size)}")
+    off_by = (law.sum(dim=-1, dtype=torch.float32) - 1.0).abs()
+    if not bool(((law >= 0.0).all(dim=-1) & (off_by < _LAW_TOLERANCE)).all()):
+        raise DrafterFault("a row of the distribution is negative, NaN, or does not sum to 1")
