@@ -23,7 +23,7 @@ import numpy as np
 
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.maximise import maximise
-from sdcontrol.policies.problem import read
+from sdcontrol.policies.reading import read
 
 ARMS = ("ngram", "sparse_kv:512", "sparse_kv:2048", "draft_model")
 SHAPES = ("linear", "stairs", "ridge")

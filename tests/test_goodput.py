@@ -24,7 +24,8 @@ from sdcontrol.policies.checks import random_belief, random_view
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.improve import _growth
 from sdcontrol.policies.maximise import maximise
-from sdcontrol.policies.problem import Answer, Problem, evaluate, read, to_plan
+from sdcontrol.policies.problem import Answer, Problem, evaluate
+from sdcontrol.policies.reading import read, to_plan
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, P
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
-from sdcontrol.policies.problem import Answer, Problem, read, read_drafted, to_plan
+from sdcontrol.policies.problem import Answer, Problem
+from sdcontrol.policies.reading import read, read_drafted, to_plan
 
 __all__ = ["Goodput", "GoodputConfig"]
 

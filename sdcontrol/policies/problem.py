@@ -1,6 +1,6 @@
-"""A view and a belief as the arrays that a maximiser works on.
+"""What a maximiser needs to know of one step, as arrays.
 
-Knows nothing of how the best plan is found. Requests are the last axis everywhere, so that every
+Knows nothing of views, and nothing of how the best plan is found. Requests are the last axis everywhere, so that every
 operation over arms, families or lengths runs along contiguous memory.
 
     gain[a, n, r]    expected accepted tokens of request r with n draft tokens by arm a
@@ -9,15 +9,13 @@ operation over arms, families or lengths runs along contiguous memory.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
-from sdcontrol.estimators.price import sparse_budget
+from sdcontrol.core import FloatArray
 
-__all__ = ["Answer", "IntArray", "Problem", "evaluate", "read", "read_drafted", "to_plan"]
+__all__ = ["Answer", "IntArray", "Problem", "evaluate"]
 
 IntArray = NDArray[np.int64]
 
@@ -107,209 +105,3 @@ def evaluate(problem: Problem, arm: IntArray, length: IntArray) -> Answer:
     if problem.catch_up is not None:
         seconds += float(problem.catch_up[arm, rows] @ (length > 0))
     return Answer(arm, length, gain, seconds)
-
-
-def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Problem:
-    """The problem of one step. `view` has requests and `belief` at least one position.
-
-    A catch-up of seconds c is charged to the step in proportion to the tokens that it serves:
-    c * (most tokens that the step can emit) / min(remaining tokens, horizon), at most c.
-    """
-    requests = view.requests
-    batch = len(requests)
-    layout = _layout(tuple(belief.survival))
-    arms = layout.arms
-    lengths = 1 + max(rows.shape[1] for rows in belief.survival.values())
-    context = np.array([request.context_tokens for request in requests], dtype=np.float64)
-    limit, catch_up_tokens = _limits(view, arms, lengths - 1)
-    gain = _gain([belief.survival[arm] for arm in arms], lengths, batch, limit)
-    draft_tokens = max(min(batch * (lengths - 1), view.free_kv_tokens), 0)
-    tokens = np.arange(
-        batch + view.prefill_tokens, batch + view.prefill_tokens + draft_tokens + 1.0
-    )
-    verify = belief.cost.verify_seconds(tokens, float(np.add.reduce(context)), batch)
-    table, excess = _rounds(belief.cost, layout, context)
-    catch_up = None
-    if catch_up_tokens is not None:
-        catch_up = _catch_up(view, belief.cost, arms, catch_up_tokens)
-    if catch_up is not None:
-        horizon = np.minimum([r.remaining_tokens for r in requests], catch_up_horizon_tokens)
-        catch_up = catch_up * np.minimum((1.0 + gain[:, -1]) / np.maximum(horizon, 1), 1.0)
-    return Problem(
-        arms=arms,
-        family=layout.family,
-        members=layout.members,
-        gain=gain,
-        limit=limit,
-        verify=verify + belief.cost.overhead_seconds(),
-        round=table,
-        excess=excess,
-        catch_up=catch_up,
-    )
-
-
-def read_drafted(view: BatchView, plan: Plan, drafted: list[int], belief: Belief) -> Problem:
-    """The problem of how much of `plan` to submit, once `drafted[r]` tokens of it are drafted.
-
-    Every request keeps its arm and may only draft less. Rounds that were drafted are part of the
-    step whatever is submitted; rounds to come have their price.
-    """
-    arms = tuple(dict.fromkeys(c.drafter for c in plan.choices if c.drafter in belief.survival))
-    layout = _layout(tuple(arm for arm in arms if arm is not None))
-    batch, depth = len(view.requests), max(choice.num_draft_tokens for choice in plan.choices)
-    limit = np.zeros((len(layout.arms), batch), dtype=np.int64)
-    rounds = np.zeros(len(layout.families), dtype=np.int64)
-    for r, choice in enumerate(plan.choices):
-        if choice.drafter in layout.arms:
-            a = layout.arms.index(choice.drafter)
-            limit[a, r] = choice.num_draft_tokens
-            rounds[layout.family[a]] = max(rounds[layout.family[a]], drafted[r])
-    context = np.array([request.context_tokens for request in view.requests], dtype=np.float64)
-    rows = [belief.survival[arm][:, :depth] for arm in layout.arms]
-    table, excess = _rounds(belief.cost, layout, context)
-    tokens = np.arange(float(sum(choice.num_draft_tokens for choice in plan.choices)) + 1)
-    verify = belief.cost.verify_seconds(
-        tokens + (batch + view.prefill_tokens), float(np.add.reduce(context)), batch
-    )
-    spent = belief.cost.overhead_seconds()
-    for f, count in enumerate(rounds.tolist()):
-        members = [r for r in range(batch) if limit[layout.family == f, r].any()]
-        for j in range(1, count + 1):
-            spent += float(table[f, sum(drafted[r] >= j for r in members)])
-    return Problem(
-        arms=layout.arms,
-        family=layout.family,
-        members=layout.members,
-        gain=_gain(rows, depth + 1, batch, limit),
-        limit=limit,
-        verify=verify + spent,
-        round=table,
-        excess=excess,
-        drafted=rounds,
-    )
-
-
-def to_plan(problem: Problem, view: BatchView, arm: IntArray, length: IntArray, why: str) -> Plan:
-    """The plan of `length[r]` tokens by `arms[arm[r]]`, within every request's limits."""
-    if problem.limit is not None:
-        length = np.minimum(length, problem.limit[arm, np.arange(problem.batch)])
-    choices = _choices(problem.arms, problem.lengths)
-    off = Choice.off()
-    chosen = [
-        choices[a][n] if problem.arms[a] in request.drafters else off
-        for request, a, n in zip(view.requests, arm.tolist(), length.tolist(), strict=True)
-    ]
-    return Plan(tuple(chosen), why)
-
-
-def _limits(
-    view: BatchView, arms: tuple[str, ...], depth: int
-) -> tuple[IntArray | None, dict[tuple[int, int], int] | None]:
-    """Draft limits `[arms, requests]` where one binds, and catch-up tokens by (arm, request)."""
-    most = [request.remaining_tokens - 1 for request in view.requests]
-    limit: IntArray | None = None
-    if min(most) < depth:
-        limit = np.repeat(np.clip(most, 0, depth)[None, :], len(arms), axis=0)
-    catch_up: dict[tuple[int, int], int] = {}
-    index = {arm: a for a, arm in enumerate(arms)}
-    for r, request in enumerate(view.requests):
-        if not request.hints:
-            continue
-        for name, hint in request.hints.items():
-            a = index.get(name)
-            if a is None:
-                continue
-            bound = hint.max_draft_tokens
-            if bound is not None and bound < depth:
-                if limit is None:
-                    limit = np.full((len(arms), len(most)), depth)
-                limit[a, r] = min(limit[a, r], max(bound, 0))
-            if hint.catch_up_tokens > 0:
-                catch_up[a, r] = hint.catch_up_tokens
-    return limit, catch_up or None
-
-
-def _gain(
-    survival: list[FloatArray], lengths: int, batch: int, limit: IntArray | None
-) -> FloatArray:
-    gain = np.zeros((len(survival), lengths, batch))
-    for a, rows in enumerate(survival):
-        gain[a, 1 : rows.shape[1] + 1] = rows.T
-    if limit is not None:
-        gain *= np.arange(lengths)[:, None] <= limit[:, None, :]
-    for n in range(2, lengths):
-        gain[:, n] += gain[:, n - 1]
-    return gain
-
-
-def _rounds(
-    cost: Cost, layout: "_Layout", context: FloatArray
-) -> tuple[FloatArray, FloatArray | None]:
-    """`round` and `excess`: the price of a round is linear in KV around the family's average."""
-    batch = len(context)
-    table = np.zeros((len(layout.families), batch + 1))
-    excess: FloatArray | None = None
-    count, share = _counts(batch)
-    for f, (name, members) in enumerate(layout.families.items()):
-        reads = [context if b is None else np.minimum(context, b) for _, b in members]
-        mean = sum(float(np.add.reduce(rows)) for rows in reads) / (len(reads) * batch)
-        kv_tokens = share * mean
-        seconds = np.asarray(cost.draft_seconds(name, count, kv_tokens))
-        table[f, 1:] = seconds[:-1] if seconds.ndim else seconds
-        per_token = float(seconds[-2] - seconds[-1]) if seconds.ndim else 0.0
-        if per_token > 0.0:
-            excess = np.zeros((len(layout.arms), batch)) if excess is None else excess
-            for (a, _), rows in zip(members, reads, strict=True):
-                excess[a] = (rows - mean) * (per_token / (0.5 * batch * mean))
-    return table, excess
-
-
-def _catch_up(
-    view: BatchView, cost: Cost, arms: tuple[str, ...], tokens: dict[tuple[int, int], int]
-) -> FloatArray | None:
-    """Seconds `[arms, requests]` of each request's catch-up, whole; None where it has no price."""
-    price = getattr(cost, "catch_up_seconds", None)
-    if price is None:
-        return None
-    seconds = np.zeros((len(arms), len(view.requests)))
-    for (a, r), count in tokens.items():
-        seconds[a, r] = float(price(family_of(arms[a]), count))
-    return seconds
-
-
-@cache
-def _choices(arms: tuple[str, ...], lengths: int) -> tuple[tuple[Choice, ...], ...]:
-    return tuple(tuple(Choice.of(arm, n) for n in range(lengths)) for arm in arms)
-
-
-@cache
-def _counts(batch: int) -> tuple[FloatArray, FloatArray]:
-    """Requests in a round, 1..batch and batch again; the last one reads half the KV."""
-    count = np.append(np.arange(1.0, batch + 1.0), float(batch))
-    return count, np.append(count[:-1], 0.5 * batch)
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """What follows from the arms' names alone."""
-
-    arms: tuple[str, ...]  # grouped by family
-    families: dict[str, tuple[tuple[int, int | None], ...]]  # members: arm index and KV budget
-    family: IntArray  # [arms]
-    members: tuple[slice, ...]  # [families]
-
-
-@cache
-def _layout(offered: tuple[str, ...]) -> _Layout:
-    names = tuple(dict.fromkeys(map(family_of, offered)))
-    arms = tuple(sorted(offered, key=lambda arm: names.index(family_of(arm))))
-    members = {
-        name: tuple((a, sparse_budget(arm)) for a, arm in enumerate(arms) if family_of(arm) == name)
-        for name in names
-    }
-    return _Layout(
-        arms=arms,
-        families=members,
-        family=np.array([names.index(family_of(arm)) for arm in arms]),
-        members=tuple(slice(m[0][0], m[-1][0] + 1) for m in members.values()),
-    )
