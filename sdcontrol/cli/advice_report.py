@@ -28,7 +28,7 @@ class Report:
     advice: Advice
     max_draft_tokens: int
     calibrated_on: str | None  # a file
-    fit_errors: tuple[float, ...]  # relative, of the plain steps in it
+    fit_errors: tuple[float, ...]  # relative, of the steps in it
 
     @property
     def plain(self) -> Profile:
@@ -189,14 +189,13 @@ def _head(report: Report) -> Iterator[str]:
         f"{report.plain.ridge_flops_per_byte:.3g}"
     )
     if report.draft is not None:
-        yield f"draft model {report.draft.shape.name} on {report.draft.tensor_parallel} of them"
-    if report.fit_errors:
+        devices = f" on {report.draft.tensor_parallel} of them" if devices else ""
+        yield f"draft model {report.draft.shape.name}{devices}"
+    if report.calibrated_on is not None:
         yield (
-            f"calibrated on {report.calibrated_on}: {len(report.fit_errors)} plain steps, "
+            f"calibrated on {report.calibrated_on}: {len(report.fit_errors)} measured steps, "
             f"median error {100 * _median_error(report):.1f} %"
         )
-    elif report.calibrated_on is not None:
-        yield f"calibrated on {report.calibrated_on}"
     if not report.fits_in_memory:
         yield (
             f"beware: weights and KV cache take {_scaled(report.needed_bytes)}B per device, "
@@ -265,7 +264,7 @@ def _advice(report: Report) -> Iterator[str]:
 
 
 def _median_error(report: Report) -> float:
-    """Of the plain steps, in magnitude."""
+    """Of the steps that the target was calibrated on, in magnitude."""
     errors = sorted(abs(error) for error in report.fit_errors)
     middle = len(errors) // 2
     return (errors[middle] + errors[~middle]) / 2.0

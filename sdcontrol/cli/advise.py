@@ -6,6 +6,7 @@ stands in `advice_report`. Needs no torch.
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from sdcontrol.cli.command import Commands, add_command
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.advice import DrafterSpec, Situation, advise
 from sdcontrol.estimators.calibration import PlainStep, fit
-from sdcontrol.estimators.machine_profile import MachineProfile
+from sdcontrol.estimators.machine_profile import MachineProfile, StepTime, relative_errors
 from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.estimators.roofline import Forward
 from sdcontrol.estimators.shapes import ModelShape
@@ -121,6 +122,7 @@ def _report(options: argparse.Namespace) -> Report:
     drafters = [_spec(arm, rate, draft, options) for arm, rate in rates.items()]
     offered = [spec for spec in drafters if _is_offered(spec, options.context)]
     situation = Situation(options.batch, options.context)
+    calibrated_on, measured = _measured(options, target, steps, profile)
     return Report(
         target=target,
         draft=draft,
@@ -130,8 +132,8 @@ def _report(options: argparse.Namespace) -> Report:
         not_offered=tuple(spec.arm for spec in drafters if spec not in offered),
         advice=advise(target, situation, offered, range(1, options.max_draft_tokens + 1)),
         max_draft_tokens=options.max_draft_tokens,
-        calibrated_on=_source(options, target, profile),
-        fit_errors=tuple(_relative_error(target, step) for step in steps),
+        calibrated_on=calibrated_on,
+        fit_errors=tuple(relative_errors(target, measured)),
     )
 
 
@@ -171,20 +173,25 @@ def _spec(arm: str, rate: float, draft: Forward | None, options: argparse.Namesp
     return DrafterSpec(arm, rate)
 
 
-def _source(
-    options: argparse.Namespace, target: Forward, profile: MachineProfile | None
-) -> str | None:
-    """The file that the calibration of the target comes from."""
-    if options.fit is not None:
-        return str(options.fit)
-    is_measured = profile is not None and profile.has_measured(target.shape)
-    return str(options.hardware) if is_measured else None
-
-
-def _relative_error(target: Forward, step: PlainStep) -> float:
-    kv_tokens = step.batch_size * step.context_tokens
-    predicted = float(target.seconds(step.batch_size, kv_tokens, step.batch_size))
-    return predicted / step.seconds - 1.0
+def _measured(
+    options: argparse.Namespace,
+    target: Forward,
+    plain: list[PlainStep],
+    profile: MachineProfile | None,
+) -> tuple[str | None, Sequence[StepTime]]:
+    """The file that the target was calibrated on, and the steps in it."""
+    if plain:
+        return str(options.fit), [
+            StepTime(
+                batch_size=step.batch_size,
+                tokens_per_request=1,
+                context_tokens=step.context_tokens,
+                seconds=step.seconds,
+            )
+            for step in plain
+        ]
+    steps = () if profile is None else profile.steps(target.shape)
+    return (str(options.hardware) if steps else None), steps
 
 
 def _is_offered(drafter: DrafterSpec, context_tokens: int) -> bool:

@@ -18,7 +18,14 @@ from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.roofline import Calibration, Forward
 from sdcontrol.estimators.shapes import ModelShape
 
-__all__ = ["MachineProfile", "ModelTimes", "StepTime", "calibrate", "read_profile"]
+__all__ = [
+    "MachineProfile",
+    "ModelTimes",
+    "StepTime",
+    "calibrate",
+    "read_profile",
+    "relative_errors",
+]
 
 SCHEMA_VERSION: Literal[1] = 1
 _REACHED = Calibration(bandwidth_efficiency=0.9, compute_efficiency=0.9)
@@ -67,20 +74,17 @@ class MachineProfile(_Record):
         """Of the model measured in this role, if any was."""
         return next((model for model in self.models if model.role == role), None)
 
-    def has_measured(self, shape: ModelShape) -> bool:
-        """Whether the steps of a model of this shape were measured."""
-        return self._times_of(shape) is not None
+    def steps(self, shape: ModelShape) -> tuple[StepTime, ...]:
+        """Those of the model of this shape; none where it was not measured."""
+        same = (model for model in self.models if replace(model.shape, name=shape.name) == shape)
+        return next((model.steps for model in same), ())
 
     def calibration(self, shape: ModelShape) -> Calibration:
         """Fitted on the steps of the model of this shape; without any, that of measured ceilings."""
-        model = self._times_of(shape)
-        if model is None:
+        steps = self.steps(shape)
+        if not steps:
             return _REACHED
-        return calibrate(Forward(model.shape, self.hardware, calibration=_REACHED), model.steps)
-
-    def _times_of(self, shape: ModelShape) -> ModelTimes | None:
-        same = (model for model in self.models if replace(model.shape, name=shape.name) == shape)
-        return next(same, None)
+        return calibrate(Forward(shape, self.hardware, calibration=_REACHED), steps)
 
 
 def read_profile(path: Path) -> MachineProfile:
@@ -120,9 +124,15 @@ def calibrate(forward: Forward, steps: Sequence[StepTime]) -> Calibration:
     return min(fits, key=lambda found: _squared_error(replace(forward, calibration=found), steps))
 
 
-def _squared_error(forward: Forward, steps: Sequence[StepTime]) -> float:
+def relative_errors(forward: Forward, steps: Sequence[StepTime]) -> list[float]:
+    """Predicted over measured time, less one, of every step."""
     batch = np.array([step.batch_size for step in steps], dtype=float)
     tokens = batch * np.array([step.tokens_per_request for step in steps], dtype=float)
     kv_tokens = batch * np.array([step.context_tokens for step in steps], dtype=float)
     seconds = np.array([step.seconds for step in steps])
-    return float(np.sum((forward.seconds(tokens, kv_tokens, batch) / seconds - 1.0) ** 2))
+    errors: list[float] = (forward.seconds(tokens, kv_tokens, batch) / seconds - 1.0).tolist()
+    return errors
+
+
+def _squared_error(forward: Forward, steps: Sequence[StepTime]) -> float:
+    return sum(error**2 for error in relative_errors(forward, steps))

@@ -1,0 +1,76 @@
+"""Speculation control in a decode loop of one's own: a model, a cache, and a `Controller`.
+
+    python examples/own_loop.py
+
+Everything about decoding is the loop's: the model is run by transformers, drafts are looked up in the
+text so far. At every step the controller is shown a view, answers with a plan, and is told what came of it.
+"""
+
+from time import perf_counter
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from sdcontrol import BatchView, Controller, Hint, Observation, RequestView, Timing
+from sdcontrol.engine.bundled import bundled_path, held_out_prompts, load_bundled_tokenizer
+
+
+def look_up(tokens: list[int], width: int = 3, most: int = 8) -> list[int]:
+    """What came after the last `width` tokens, where they stood before."""
+    for start in range(len(tokens) - width - 1, -1, -1):
+        if tokens[start : start + width] == tokens[-width:]:
+            return tokens[start + width : start + width + most]
+    return []
+
+
+@torch.no_grad()
+def decode(
+    model: PreTrainedModel, prompt: list[int], num_tokens: int, controller: Controller
+) -> list[int]:
+    """The greedy continuation of `prompt`; speculation changes how fast it comes, nothing else."""
+    tokens, cache = list(prompt), DynamicCache()
+    end, step = len(prompt) + num_tokens, 0
+    while len(tokens) < end:
+        found, cached, started = look_up(tokens), cache.get_seq_length(), perf_counter()
+        request = RequestView(
+            id="mine",
+            context_tokens=len(tokens),
+            generated_tokens=len(tokens) - len(prompt),
+            remaining_tokens=end - len(tokens),
+            drafters=("ngram",),
+            hints={"ngram": Hint(max_draft_tokens=len(found))},
+        )
+        prefill = len(tokens) - cached - 1
+        view = BatchView(step, (request,), free_kv_tokens=1024, prefill_tokens=prefill)
+
+        plan = controller.plan(view)
+        draft, planned = found[: plan.choices[0].num_draft_tokens], perf_counter()
+
+        logits = model(torch.tensor([tokens[cached:] + draft]), past_key_values=cache).logits
+        best = logits[0, -1 - len(draft) :].argmax(dim=-1).tolist()
+        accepted = next((i for i, token in enumerate(draft) if token != best[i]), len(draft))
+        tokens += best[: accepted + 1]
+        if accepted < len(draft):
+            cache.crop(accepted - len(draft))
+        timing = Timing({}, perf_counter() - planned, planned - started)
+
+        drafted, step = (len(draft),), step + 1
+        outcome = {"accepted": (accepted,), "emitted": (accepted + 1,), "timing": timing}
+        faults = controller.take_faults()
+        controller.observe(Observation(view, plan, drafted, drafted, **outcome, faults=faults))
+    return tokens[len(prompt) :]
+
+
+def main() -> None:
+    """Continue a few prompts of the kind that repeats itself, without and with speculation."""
+    model = AutoModelForCausalLM.from_pretrained(bundled_path("target"), dtype=torch.float32).eval()
+    tokenizer = load_bundled_tokenizer()
+    prompts = [tokenizer(text).input_ids for text in held_out_prompts("edit", 4)]
+    for policy in ("off", "goodput"):
+        controller, started = Controller(policy), perf_counter()
+        written = sum(len(decode(model, prompt, 96, controller)) for prompt in prompts)
+        print(f"{policy}: {written / (perf_counter() - started):.0f} tokens/s")
+
+
+if __name__ == "__main__":
+    main()
