@@ -28,20 +28,13 @@ def decode(
     model: PreTrainedModel, prompt: list[int], num_tokens: int, controller: Controller
 ) -> list[int]:
     """The greedy continuation of `prompt`; speculation changes how fast it comes, nothing else."""
-    tokens, cache = list(prompt), DynamicCache()
-    end, step = len(prompt) + num_tokens, 0
-    while len(tokens) < end:
+    tokens, cache, written, step = list(prompt), DynamicCache(), 0, 0
+    while written < num_tokens:
         found, cached, started = look_up(tokens), cache.get_seq_length(), perf_counter()
-        request = RequestView(
-            id="mine",
-            context_tokens=len(tokens),
-            generated_tokens=len(tokens) - len(prompt),
-            remaining_tokens=end - len(tokens),
-            drafters=("ngram",),
-            hints={"ngram": Hint(max_draft_tokens=len(found))},
-        )
-        prefill = len(tokens) - cached - 1
-        view = BatchView(step, (request,), free_kv_tokens=1024, prefill_tokens=prefill)
+        hints = {"ngram": Hint(max_draft_tokens=len(found))}
+        left = num_tokens - written
+        request = RequestView("mine", len(tokens), written, left, 0.0, ("ngram",), hints)
+        view = BatchView(step, (request,), 1024, prefill_tokens=len(tokens) - cached - 1)
 
         plan = controller.plan(view)
         draft, planned = found[: plan.choices[0].num_draft_tokens], perf_counter()
@@ -52,12 +45,19 @@ def decode(
         tokens += best[: accepted + 1]
         if accepted < len(draft):
             cache.crop(accepted - len(draft))
-        timing = Timing({}, perf_counter() - planned, planned - started)
 
-        drafted, step = (len(draft),), step + 1
-        outcome = {"accepted": (accepted,), "emitted": (accepted + 1,), "timing": timing}
-        faults = controller.take_faults()
-        controller.observe(Observation(view, plan, drafted, drafted, **outcome, faults=faults))
+        observation = Observation(
+            view,
+            plan,
+            drafted=(len(draft),),
+            proposed=(len(draft),),
+            accepted=(accepted,),
+            emitted=(accepted + 1,),
+            timing=Timing({}, perf_counter() - planned, planned - started),
+            faults=controller.take_faults(),
+        )
+        controller.observe(observation)
+        written, step = written + accepted + 1, step + 1
     return tokens[len(prompt) :]
 
 

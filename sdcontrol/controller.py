@@ -85,6 +85,8 @@ class Controller:
         self.max_draft_tokens = max_draft_tokens
         self.faults: Counter[str] = Counter()
         self.is_quarantined = False
+        given = cost is not None or acceptance is not None
+        self._learns = given or getattr(self.policy, "uses_belief", True)  # else nobody would ask
         self._clock = clock
         self._pending: list[str] = []
         self._fault_steps: list[int] = []
@@ -106,7 +108,8 @@ class Controller:
                 return _plain(view, fault)
         started = self._clock() if self._clock is not None else 0.0
         try:
-            plan = self.policy.plan(view, self.belief(view))
+            belief = self.belief(view) if self._learns else Belief({}, self.cost)
+            plan = self.policy.plan(view, belief)
             _check(plan, view)
         except PlanError as error:
             return self._without(view, "plan_impossible", error)
@@ -144,16 +147,20 @@ class Controller:
         """Learn what came of a step."""
         self._count_faults(observation)
         self._believed = None
-        self.acceptance.update(observation)
-        update_cost = getattr(self.cost, "update", None)
-        if update_cost is not None:
-            update_cost(observation)
+        if self._learns:
+            self._learn(observation)
         if self.is_quarantined:
             return
         try:
             self.policy.update(observation)
         except Exception as error:
             self._fault(observation.view, "update_raised", error)
+
+    def _learn(self, observation: Observation) -> None:
+        self.acceptance.update(observation)
+        update_cost = getattr(self.cost, "update", None)
+        if update_cost is not None:
+            update_cost(observation)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

@@ -123,6 +123,7 @@ class Drafting:
     ) -> Drafts:
         """Draft what `plan` asks for; `refine` may shorten it on the way."""
         session = _Session(view, plan, refine)
+        learns = False  # whether drafting brought anything to light that the hints did not
         seconds: dict[str, float] = {}
         for family, rows in _rows_by_family(plan).items():
             started = self._clock()
@@ -134,7 +135,8 @@ class Drafting:
                 self._quarantine(family, error)
                 session.drop(rows)
             seconds[family] = self._clock() - started
-        return session.close(seconds)
+            learns = learns or not drafter.is_free
+        return session.close(seconds, may_shorten=learns)
 
     def shadow(
         self, requests: Sequence[Request], plan: Plan, outputs: Sequence[Sequence[int]]
@@ -230,10 +232,10 @@ class _Session:
     def drop(self, rows: Sequence[int]) -> None:
         self.take(rows, [NO_DRAFT] * len(rows))
 
-    def close(self, seconds: dict[str, float]) -> Drafts:
+    def close(self, seconds: dict[str, float], *, may_shorten: bool) -> Drafts:
         drafted = tuple(len(draft.tokens) for draft in self._drafts)
         confidence = self._confidence()
-        if confidence is not None:
+        if may_shorten and confidence is not None:
             self._shorten()
         kept = zip(self._drafts, self._limits, strict=True)
         drafts = tuple(draft.truncated(limit) for draft, limit in kept)

@@ -23,6 +23,9 @@ class Policy(ABC):
     method of `Refiner` too.
     """
 
+    uses_belief: ClassVar[bool] = True
+    """Whether `plan` looks at its belief. Where it does not, none is kept: that costs time."""
+
     @abstractmethod
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """One choice per request of the view, within the limits of `Plan.check`."""

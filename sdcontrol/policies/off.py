@@ -21,6 +21,8 @@ class OffConfig(PolicyConfig):
 class Off(Policy):
     """Decodes everyone without drafts."""
 
+    uses_belief = False
+
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """No drafts for anyone."""
         return Plan.off(view, "off")

@@ -37,6 +37,8 @@ class StaticConfig(PolicyConfig):
 class Static(Policy):
     """Always the same, cut where a request, a hint or the free KV slots allow less."""
 
+    uses_belief = False
+
     def __init__(self, drafter: str, num_draft_tokens: int) -> None:
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens

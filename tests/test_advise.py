@@ -1,0 +1,383 @@
+"""`sdcontrol advise`: what it says about models and machines that are not there."""
+
+import csv
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sdcontrol
+from sdcontrol.cli import main
+from sdcontrol.estimators import hardware, shapes
+from sdcontrol.estimators.machine_profile import MachineProfile, ModelTimes, StepTime
+from sdcontrol.estimators.roofline import Calibration, Forward
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("SDCONTROL_DATA", ROOT.parent / "shared" / "data"))
+Run = Callable[[list[str], Path], str]
+Record = dict[str, Any]
+
+COMMON = ("--model", "llama-3.1-8b", "--hardware", "h100", "--batch", 16, "--context", 8000)
+
+
+@pytest.fixture
+def advise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., tuple[Record, str]]:
+    """Runs `advise`; gives the JSON that it wrote and its text."""
+
+    def run(*arguments: object) -> tuple[Record, str]:
+        path = tmp_path / "advice.json"
+        code = main(["advise", *map(str, arguments), "--json", str(path)])
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return json.loads(path.read_text("utf-8")), out
+
+    return run
+
+
+Advise = Callable[..., tuple[Record, str]]
+
+
+# ---- what it says
+
+
+def test_the_record_has_flops_bytes_intensity_ridge_and_bound(advise: Advise) -> None:
+    told, _ = advise(*COMMON)
+    forward = Forward(shapes.by_name("llama-3.1-8b"), hardware.by_name("H100"))
+    expected = forward.profile(16, 16 * 8000, 16)
+    assert told["plain"]["flops"] == pytest.approx(expected.flops)
+    assert told["plain"]["bytes"] == pytest.approx(expected.bytes)
+    assert told["plain"]["intensity_flops_per_byte"] == pytest.approx(
+        expected.flops / expected.bytes
+    )
+    assert told["ridge_flops_per_byte"] == pytest.approx(989e12 / 3.35e12)
+    assert told["bound"] == told["plain"]["bound"] == "memory"
+    assert told["plain_seconds"] == told["plain"]["seconds"] == pytest.approx(expected.seconds)
+    assert told["version"] == sdcontrol.__version__
+
+
+def test_parts_and_overheads_add_up(advise: Advise) -> None:
+    told, _ = advise(*COMMON, "--tensor-parallel", 4)
+    for forward in (told["plain"], *told["verification"], told["drafting"][1]["round"]):
+        assert [part["name"] for part in forward["parts"]] == [
+            "weights",
+            "kv",
+            "activations",
+            "head",
+        ]
+        seconds = sum(part["seconds"] for part in forward["parts"])
+        seconds += forward["all_reduce_seconds"] + forward["overhead_seconds"]
+        assert forward["seconds"] == pytest.approx(seconds)
+        assert forward["flops"] == pytest.approx(sum(part["flops"] for part in forward["parts"]))
+        assert forward["all_reduce_seconds"] > 0
+
+
+def test_a_large_batch_of_short_contexts_is_compute_bound(advise: Advise) -> None:
+    told, text = advise(*COMMON, "--batch", 1024, "--context", 128)
+    assert told["bound"] == "compute"
+    assert told["best"] is None
+    assert text.splitlines()[-1].startswith("advice: do not speculate here")
+
+
+def test_every_drafter_has_every_length_best_first(advise: Advise) -> None:
+    rates = "ngram=0.3,sparse_kv:512=0.8,sparse_kv:2048=0.9,draft_model=0.7"
+    told, _ = advise(
+        *COMMON, "--draft-model", "llama-3.2-1b", "--acceptance", rates, "--max-draft-tokens", 5
+    )
+    options = told["options"]
+    arms = ("ngram", "sparse_kv:512", "sparse_kv:2048", "draft_model")
+    assert {(o["drafter"], o["num_draft_tokens"]) for o in options} == {
+        (arm, length) for arm in arms for length in range(1, 6)
+    }
+    speedups = [option["speedup"] for option in options]
+    assert speedups == sorted(speedups, reverse=True)
+    assert told["best"] == options[0]
+
+
+def test_an_option_is_its_rounds_and_its_verification(advise: Advise) -> None:
+    told, _ = advise(*COMMON, "--draft-model", "llama-3.2-1b")
+    verified = {v["num_draft_tokens"]: v["seconds"] for v in told["verification"]}
+    rounds = {d["drafter"]: d["round_seconds"] for d in told["drafting"]}
+    assert rounds["ngram"] == 0.0
+    for option in told["options"]:
+        length, rate = option["num_draft_tokens"], option["acceptance_rate"]
+        assert option["verify_seconds"] == pytest.approx(verified[length])
+        assert option["draft_round_seconds"] == pytest.approx(rounds[option["drafter"]])
+        step = length * rounds[option["drafter"]] + verified[length]
+        assert option["step_seconds"] == pytest.approx(step)
+        tokens = (1 - rate ** (length + 1)) / (1 - rate)
+        assert option["tokens_per_step"] == pytest.approx(tokens)
+        assert option["speedup"] == pytest.approx(tokens * told["plain_seconds"] / step)
+
+
+def test_the_text_says_what_the_record_says(advise: Advise) -> None:
+    told, text = advise(*COMMON, "--acceptance", "sparse_kv:512=0.9")
+    best = told["best"]
+    lines = text.splitlines()
+    assert "llama-3.1-8b on H100-SXM, batch 16, context 8000: memory-bound" in lines[0]
+    assert lines[-1] == (
+        f"advice: sparse_kv:512 with {best['num_draft_tokens']} draft tokens, "
+        f"{best['speedup']:.2f}x the speed of decoding without drafts"
+    )
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("drafter")) + 1 :]
+    shown = [float(line.split()[-1].rstrip("x")) for line in table if line.endswith("x")]
+    assert shown == pytest.approx([o["speedup"] for o in told["options"]], abs=0.006)
+
+
+def test_rates_that_nobody_gave_are_marked_as_assumed(advise: Advise) -> None:
+    told, text = advise(*COMMON, "--draft-model", "qwen3-0.6b", "--acceptance", "ngram=0.4")
+    assumed = {d["drafter"]: d["is_rate_assumed"] for d in told["drafting"]}
+    assert assumed == {"ngram": False, "draft_model": True}
+    assert "assumed, not known: draft_model=0.7" in text
+    assert "assumed" not in advise(*COMMON, "--acceptance", "ngram=0.4")[1]
+
+
+def test_a_sparse_drafter_is_offered_only_beyond_its_budget(advise: Advise) -> None:
+    rates = ("--acceptance", "sparse_kv:512=0.9,ngram=0.1")
+    told, text = advise(*COMMON, "--context", 512, *rates)
+    assert told["not_offered"] == ["sparse_kv:512"]
+    assert {option["drafter"] for option in told["options"]} == {"ngram"}
+    assert "sparse_kv:512 is left out" in text
+    assert advise(*COMMON, "--context", 513, *rates)[0]["not_offered"] == []
+
+
+def test_the_draft_model_reads_no_more_than_its_budget(advise: Advise) -> None:
+    def round_of(*options: object) -> Record:
+        given = ("--draft-model", "llama-3.2-1b", "--acceptance", "draft_model=0.7", *options)
+        found: Record = advise(*COMMON, *given)[0]["drafting"][0]["round"]
+        return found
+
+    assert round_of("--draft-kv-budget", 512)["seconds"] < round_of()["seconds"]
+    assert round_of("--draft-kv-budget", 9000) == round_of()
+
+
+def test_a_draft_model_is_spread_over_no_more_devices_than_it_has_kv_heads(advise: Advise) -> None:
+    given = (*COMMON, "--draft-model", "tinyllama", "--tensor-parallel", 8)
+    assert advise(*given)[0]["draft_tensor_parallel"] == 4
+    assert advise(*given, "--draft-tensor-parallel", 2)[0]["draft_tensor_parallel"] == 2
+
+
+def test_what_does_not_fit_into_memory_is_said(advise: Advise) -> None:
+    small, text = advise("--model", "llama-3.1-8b", "--hardware", "l4", "--batch", 1)
+    assert small["fits_in_memory"]
+    assert "beware" not in text
+    big, text = advise("--model", "llama-3.1-70b", "--hardware", "l4", "--batch", 1)
+    assert not big["fits_in_memory"]
+    assert "beware: weights and KV cache take 142GB per device, of 24GB" in text
+
+
+# ---- models and machines
+
+
+def test_any_config_is_a_model(advise: Advise, tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    shape = shapes.by_name("llama-3.1-8b")
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    by_name, _ = advise(*COMMON)
+    for given in (folder, folder / "config.json"):
+        told, text = advise(*COMMON, "--model", given)
+        assert told["model"]["name"] == "my-model"
+        assert told["model"]["num_parameters"] == shape.num_parameters
+        assert told["options"] == by_name["options"]
+        assert text.startswith("my-model on")
+
+
+def test_the_bundled_pair_is_known(advise: Advise) -> None:
+    told, _ = advise("--model", "bundled", "--draft-model", "bundled", "--hardware", "l4")
+    assert told["model"]["num_layers"] > told["draft_model"]["num_layers"]
+
+
+TRUTH = Calibration(0.6, 0.3, layer_overhead_seconds=1e-4, token_overhead_seconds=1e-7)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """Of a machine on which llama-3.2-1b runs as `TRUTH` has it."""
+    machine = hardware.Hardware("my box", 2e12, 5e10, 64e9)
+    shape = shapes.by_name("llama-3.2-1b")
+    forward = Forward(shape, machine, calibration=TRUTH)
+    steps = tuple(
+        StepTime(
+            batch_size=batch,
+            tokens_per_request=tokens,
+            context_tokens=context,
+            seconds=float(forward.seconds(batch * tokens, batch * context, batch)),
+        )
+        for batch in (1, 8, 32)
+        for tokens in (1, 4)
+        for context in (256, 2048)
+    )
+    path = tmp_path / "profile.json"
+    MachineProfile(
+        sdcontrol_version=sdcontrol.__version__,
+        date="2026-01-01T00:00:00+00:00",
+        machine={"device": "my box", "threads": 8},
+        dtype="bfloat16",
+        hardware=machine,
+        models=(
+            ModelTimes(role="target", name=shape.name, dtype="bfloat16", shape=shape, steps=steps),
+        ),
+    ).write(path)
+    return path
+
+
+def test_a_profile_is_a_machine_and_calibrates_its_model(advise: Advise, profile: Path) -> None:
+    told, text = advise("--hardware", profile, "--batch", 4, "--context", 1000)
+    truth = Forward(
+        shapes.by_name("llama-3.2-1b"), hardware.Hardware("my box", 2e12, 5e10, 64e9), 1, TRUTH
+    )
+    assert told["model"]["name"] == "llama-3.2-1b"
+    assert told["hardware"]["name"] == "my box"
+    assert told["plain_seconds"] == pytest.approx(float(truth.seconds(4, 4000, 4)), rel=0.03)
+    verify = told["verification"][3]["seconds"]
+    assert verify == pytest.approx(float(truth.seconds(20, 4000, 4)), rel=0.1)
+    assert f"calibrated on {profile}: 12 measured steps" in text
+    assert told["fit_median_error"] < 0.03
+
+
+def test_another_model_on_a_profiled_machine_is_not_calibrated(
+    advise: Advise, profile: Path
+) -> None:
+    told, text = advise("--hardware", profile, "--model", "qwen3-0.6b")
+    assert told["calibrated_on"] is None
+    assert "calibrated" not in text
+    assert told["calibration"]["bandwidth_efficiency"] == 0.9
+
+
+# ---- calibration, and measurements by others
+
+
+def test_a_fit_makes_the_plain_step_what_was_measured(advise: Advise, tmp_path: Path) -> None:
+    truth = Calibration(0.55, layer_overhead_seconds=5e-5, token_overhead_seconds=3e-7)
+    forward = Forward(shapes.by_name("llama-3.1-8b"), hardware.by_name("H100"), 1, truth)
+    rows = [
+        (batch, context, 1e3 * float(forward.seconds(batch, batch * context, batch)))
+        for batch in (1, 16, 64)
+        for context in (500, 8000)
+    ]
+    path = tmp_path / "steps.csv"
+    lines = [f"{batch},{context},{ms},whatever" for batch, context, ms in [*rows, *rows]]
+    path.write_text("\n".join(["batch_size,context_tokens,plain_ms,note", *lines]) + "\n")
+    told, text = advise(*COMMON, "--fit", path)
+    assert told["plain_seconds"] == pytest.approx(
+        float(forward.seconds(16, 16 * 8000, 16)), rel=0.01
+    )
+    assert told["calibrated_on"] == str(path)
+    assert "6 measured steps, median error 0." in text
+    assert told["plain_seconds"] != advise(*COMMON)[0]["plain_seconds"]
+
+
+def test_the_command_agrees_with_the_measurements_on_eight_a100(advise: Advise) -> None:
+    """MagicDec, table 3, as published; calibrated on its plain steps alone."""
+    path = DATA / "anchors" / "magicdec_table3_llama2.csv"
+    if not path.exists():
+        pytest.skip(f"{path} is absent; set SDCONTROL_DATA to the folder of public data")
+    machine = ("--hardware", "A100-80GB", "--tensor-parallel", 8, "--fit", path)
+    models = ("--model", "llama-2-7b", "--draft-model", "tinyllama", "--draft-kv-budget", 512)
+    cells: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in csv.DictReader(path.read_text().splitlines()):
+        arm = "draft_model" if row["pair"].startswith("a_") else "sparse_kv:512"
+        cells.setdefault((row["batch_size"], row["context_tokens"]), {})[arm] = row
+    errors: dict[str, list[float]] = {"plain": [], "verify": [], "draft": [], "speedup": []}
+    for (batch, context), rows in cells.items():
+        rates = ",".join(f"{arm}={acceptance_of(row)}" for arm, row in rows.items())
+        given = ("--batch", batch, "--context", context, "--max-draft-tokens", 2)
+        told, _ = advise(*models, *machine, *given, "--acceptance", rates)
+        two = {o["drafter"]: o for o in told["options"] if o["num_draft_tokens"] == 2}
+        for arm, row in rows.items():
+            for name, predicted, measured in (
+                ("plain", told["plain_seconds"] * 1e3, row["plain_ms_per_token"]),
+                ("verify", two[arm]["verify_seconds"] * 1e3, row["verify_ms"]),
+                ("draft", two[arm]["draft_seconds"] * 1e3, row["draft_ms"]),
+                ("speedup", two[arm]["speedup"], row["speedup"]),
+            ):
+                errors[name].append(abs(predicted / float(measured) - 1.0))
+        named = max(two, key=lambda arm: float(two[arm]["speedup"]))
+        if len(rows) == 2:
+            best = max(float(row["speedup"]) for row in rows.values())
+            assert float(rows[named]["speedup"]) >= 0.97 * best, (batch, context)
+    medians = {name: float(np.median(values)) for name, values in errors.items()}
+    limits = {"plain": 0.07, "verify": 0.12, "draft": 0.15, "speedup": 0.10}
+    assert all(medians[name] <= limit for name, limit in limits.items()), medians
+
+
+def acceptance_of(row: dict[str, str]) -> float:
+    """1 + a + a^2 tokens per step."""
+    return (math.sqrt(4.0 * float(row["tokens_per_step"]) - 3.0) - 1.0) / 2.0
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hardware", "h100"], "--model is missing"),
+        (["--model", "llama-3.1-8b"], "--hardware"),
+        (["--model", "llama-3.1-8", "--hardware", "h100"], "did you mean llama-3.1-8b or"),
+        (["--model", "gone/config.json", "--hardware", "h100"], "gone/config.json cannot be read"),
+        (["--model", "bad.json", "--hardware", "h100"], "bad.json is no JSON"),
+        (["--model", "list.json", "--hardware", "h100"], "list.json holds no JSON object"),
+        (["--model", "empty.json", "--hardware", "h100"], "config has no hidden_size"),
+        (["--model", "qwen3-8b", "--hardware", "h100-sx"], "did you mean H100-SXM or"),
+        (["--model", "qwen3-8b", "--hardware", "gone.json"], "gone.json cannot be read"),
+        (["--model", "qwen3-8b", "--hardware", "empty.json"], "empty.json is no machine profile"),
+        ([*COMMON, "--batch", "0"], "--batch is 0"),
+        ([*COMMON, "--batch", "many"], "invalid int value: 'many'"),
+        ([*COMMON, "--max-draft-tokens", "0"], "--max-draft-tokens is 0"),
+        ([*COMMON, "--draft-kv-budget", "512"], "no --draft-model"),
+        ([*COMMON, "--acceptance", "ngram"], "write DRAFTER=RATE"),
+        ([*COMMON, "--acceptance", "ngram=1.1"], "acceptance of ngram is '1.1'"),
+        ([*COMMON, "--acceptance", "ngram=nan"], "acceptance of ngram is 'nan'"),
+        ([*COMMON, "--acceptance", "ngrm=0.1"], "did you mean ngram"),
+        ([*COMMON, "--acceptance", "sparse_kv=0.1"], "did you mean sparse_kv:<tokens>"),
+        ([*COMMON, "--acceptance", "sparse_kv:0=0.1"], "did you mean sparse_kv:<tokens>"),
+        ([*COMMON, "--acceptance", "ngram=0.1,ngram=0.2"], "names ngram twice"),
+        ([*COMMON, "--acceptance", "draft_model=0.1"], "give --draft-model"),
+        ([*COMMON, "--fit", "gone.csv"], "gone.csv cannot be read"),
+        ([*COMMON, "--fit", "bad.json"], "it needs batch_size"),
+        ([*COMMON, "--json", "gone/advice.json"], "gone/advice.json cannot be written"),
+    ],
+)
+def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[object],
+    message: str,
+) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "empty.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["advise", *map(str, arguments)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("sdcontrol: error: ")
+    assert line.count("\n") == 1
+    assert message in line
+
+
+def test_advice_needs_no_torch(run: Run) -> None:
+    arguments = ["advise", *map(str, COMMON), "--draft-model", "bundled"]
+    program = (
+        f"import sys, sdcontrol.cli\nsdcontrol.cli.main({arguments!r})\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    assert run([sys.executable, "-c", program], ROOT).splitlines()[-1] == "[]"

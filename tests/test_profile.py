@@ -1,0 +1,321 @@
+"""`sdcontrol profile`: what it measures, and the file that it leaves."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import sdcontrol
+from sdcontrol.cli import main
+from sdcontrol.engine import profiling
+from sdcontrol.engine.profiling import (
+    StepShape,
+    describe_machine,
+    measure_ceilings,
+    measure_steps,
+    step_shapes,
+)
+from sdcontrol.errors import ConfigError
+from sdcontrol.estimators import shapes
+from sdcontrol.estimators.hardware import Hardware
+from sdcontrol.estimators.machine_profile import (
+    MachineProfile,
+    StepTime,
+    calibrate,
+    read_profile,
+    relative_errors,
+)
+from sdcontrol.estimators.roofline import Calibration, Forward
+from tests.engine_support import tiny_model
+from tests.tokenizer_support import byte_tokenizer
+
+CPU = torch.device("cpu")
+GRID = ("--batch", "1,3", "--tokens", "1,4", "--context", "20,60", "--rounds", "2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    tokenizer = byte_tokenizer()
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's ceilings are known already: that saves a second."""
+    known = profiling.Ceilings(1e12, 5e10, 32e9)
+    monkeypatch.setattr(profiling, "measure_ceilings", lambda device, dtype: known)
+
+
+# ---- what is measured
+
+
+def test_a_machine_multiplies_and_copies_at_plausible_rates() -> None:
+    """Any machine that runs these tests copies between 100 MB/s and 100 TB/s."""
+    found = measure_ceilings(CPU, torch.float32)
+    assert 1e8 < found.bytes_per_second < 1e14
+    assert 1e8 < found.flops_per_second < 1e17
+    assert found.memory_bytes > 1e8
+    assert describe_machine(CPU)["torch"] == torch.__version__
+
+
+def test_a_forward_of_every_shape_is_timed_equally_often() -> None:
+    model = tiny_model()
+    wanted = step_shapes(
+        model, batch_sizes=(1, 2), tokens_per_request=(1, 3), context_tokens=(10, 33)
+    )
+    ticks: list[int] = []
+    measured = measure_steps(model, wanted, rounds=3, on_measured=lambda: ticks.append(1))
+    assert [step.shape for step in measured] == wanted
+    assert len(wanted) == 8
+    assert len(ticks) == 8 * 4
+    assert all(step.seconds > 0.0 for step in measured)
+
+
+def test_every_request_writes_to_slots_of_its_own_and_none_to_the_null_block() -> None:
+    shape = StepShape(batch_size=3, tokens_per_request=5, context_tokens=14)
+    segments = [profiling._segment(shape, row) for row in range(3)]
+    slots = [slot for segment in segments for slot in segment.slots]
+    assert len(set(slots)) == 15
+    assert min(slots) >= 16
+    blocks = [set(segment.table.blocks.tolist()) for segment in segments]
+    assert all(not a & b for i, a in enumerate(blocks) for b in blocks[:i])
+    assert max(slots) // 16 == max(max(each) for each in blocks)
+    assert segments[0].start == 13  # sees 14 keys, its own included
+
+
+def test_a_longer_context_takes_longer() -> None:
+    """64 times the keys, at the same tokens; the medians of five rounds would have to cross."""
+    model = tiny_model(max_position_embeddings=1 << 15)
+    short, long = StepShape(8, 1, 64), StepShape(8, 1, 4096)
+    torch.set_num_threads(1)
+    seconds = {step.shape: step.seconds for step in measure_steps(model, [short, long])}
+    assert seconds[long] > 2.0 * seconds[short]
+
+
+def test_keys_and_values_are_written_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that was never written reads from one page of zeros, too fast."""
+    written: list[float] = []
+    runner_class = profiling.ModelRunner
+
+    def release(runner: profiling.ModelRunner) -> None:
+        assert runner.cache is not None
+        written.extend(float(keys[:, 16:].std()) for keys in runner.cache.keys)
+        runner.cache = None
+
+    monkeypatch.setattr(runner_class, "release", release)
+    measure_steps(tiny_model(), [StepShape(2, 1, 200)], rounds=1)
+    assert all(0.03 < spread < 0.2 for spread in written)
+    assert written
+
+
+def test_steps_beyond_the_positions_of_a_model_are_left_out() -> None:
+    model = tiny_model(max_position_embeddings=128)
+    given = {"batch_sizes": (1,), "tokens_per_request": (1, 8)}
+    fitting = step_shapes(model, **given, context_tokens=(120, 127, 500))
+    assert {(s.context_tokens, s.tokens_per_request) for s in fitting} == {
+        (120, 1),
+        (120, 8),
+        (127, 1),
+    }
+    with pytest.raises(ConfigError, match="128 positions"):
+        step_shapes(model, **given, context_tokens=(500,))
+
+
+def test_the_model_stays_as_it_was() -> None:
+    model: PreTrainedModel = tiny_model()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    before = model(ids).logits
+    measure_steps(model, [StepShape(1, 2, 30)], rounds=1)
+    assert torch.equal(model(ids).logits, before)
+
+
+# ---- the command
+
+
+def test_a_profile_says_machine_date_and_every_step(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fast: None
+) -> None:
+    path = tmp_path / "p.json"
+    code = main(["profile", "--model", str(folder), "--output", str(path), "--name", "box", *GRID])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    profile = read_profile(path)
+    assert profile.hardware == Hardware("box", 1e12, 5e10, 32e9)
+    assert profile.sdcontrol_version == sdcontrol.__version__
+    assert profile.machine["torch"] == torch.__version__
+    assert profile.date.endswith("+00:00")
+    model = profile.times("target")
+    assert model is not None
+    assert model.dtype == profile.dtype == "float32"
+    assert model.shape.kv_bytes == 4.0
+    assert {(s.batch_size, s.tokens_per_request, s.context_tokens) for s in model.steps} == {
+        (batch, tokens, context) for batch in (1, 3) for tokens in (1, 4) for context in (20, 60)
+    }
+    assert "box: 50 GB/s, 1000 GFLOP/s in float32, ridge 20 FLOP/byte" in out
+    assert f"written to {path}" in out
+
+
+def test_advice_reads_the_profile(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fast: None
+) -> None:
+    path, copy = tmp_path / "p.json", tmp_path / "copy.json"
+    given = ["--model", str(folder), "--draft-model", str(folder)]
+    grid = [*GRID[:-3], "20,60,100", *GRID[-2:]]
+    assert main(["profile", *given, "--output", str(path), "--json", str(copy), *grid]) == 0
+    assert copy.read_text() == path.read_text()
+    assert [model.role for model in read_profile(path).models] == ["target", "draft"]
+    advice = tmp_path / "advice.json"
+    options = ["--draft-model", str(folder), "--batch", "2", "--context", "50"]
+    assert main(["advise", "--hardware", str(path), *options, "--json", str(advice)]) == 0
+    told = json.loads(advice.read_text())
+    assert told["calibrated_on"] == str(path)
+    assert told["plain_seconds"] > 0
+    assert "36 measured" not in capsys.readouterr().out
+
+
+def test_the_machine_alone_can_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile"]) == 0
+    profile = read_profile(tmp_path / "profile.json")
+    assert profile.models == ()
+    assert profile.dtype == "bfloat16"
+
+
+def test_the_bundled_model_takes_less_than_a_minute(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a small grid; `profile --model bundled` has 36 steps and takes some 10 s."""
+    path = tmp_path / "p.json"
+    started = time.perf_counter()
+    assert main(["profile", "--model", "bundled", "--output", str(path), *GRID]) == 0
+    assert time.perf_counter() - started < 60.0
+    found = read_profile(path).times("target")
+    assert found is not None
+    assert found.shape.name == "bundled"
+    assert "target bundled, bfloat16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch", "0"], "invalid list of counts value: '0'"),
+        (["--context", "1,x"], "invalid list of counts value: '1,x'"),
+        (["--rounds", "0"], "--rounds is 0"),
+        (["--output", "gone/p.json"], "gone/p.json cannot be written"),
+        (["--json", "."], ". cannot be written"),
+        (["--model", "./gone"], "no model folder './gone'"),
+        (["--device", "abacus"], "device 'abacus' cannot be used"),
+        (["--dtype", "int4"], "invalid choice: 'int4'"),
+        (["--model", "bundled", "--context", "99999"], "give a smaller batch or a shorter context"),
+    ],
+)
+def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fast: None,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", *arguments]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("sdcontrol: error: ")
+    assert line.count("\n") == 1
+    assert message in line
+
+
+def test_what_is_left_out_is_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fast: None
+) -> None:
+    given = ["--model", str(folder), "--output", str(tmp_path / "p.json")]
+    grid = ["--batch", "1", "--tokens", "1", "--context", "20,999999", "--rounds", "1"]
+    assert main(["profile", *given, *grid]) == 0
+    assert "1 of 2 steps left out" in capsys.readouterr().err
+
+
+# ---- the file
+
+
+def profile_of(*steps: StepTime) -> MachineProfile:
+    return MachineProfile(
+        sdcontrol_version="0.1.0",
+        date="2026-01-01T00:00:00+00:00",
+        machine={"threads": 2},
+        dtype="float32",
+        hardware=Hardware("box", 1e12, 1e11, 32e9),
+    )
+
+
+def test_a_profile_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    profile_of().write(path)
+    assert read_profile(path) == profile_of()
+    assert json.loads(path.read_text())["schema_version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version"),
+        ({"colour": "red"}, "colour"),
+        ({"hardware": {"name": "box"}}, "hardware"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(json.loads(profile_of().model_dump_json()) | change))
+    with pytest.raises(ConfigError, match=message):
+        read_profile(path)
+
+
+def steps_of(forward: Forward, tokens: Sequence[int]) -> list[StepTime]:
+    return [
+        StepTime(
+            batch_size=batch,
+            tokens_per_request=count,
+            context_tokens=context,
+            seconds=float(forward.seconds(batch * count, batch * context, batch)),
+        )
+        for batch in (1, 8, 64)
+        for count in tokens
+        for context in (256, 4096)
+    ]
+
+
+def test_calibration_finds_efficiencies_and_overheads() -> None:
+    machine = Hardware("box", 1e12, 1e11, 64e9)
+    truth = Calibration(0.7, 0.2, layer_overhead_seconds=2e-4, token_overhead_seconds=1e-6)
+    forward = Forward(shapes.by_name("llama-3.2-1b"), machine, calibration=truth)
+    steps = steps_of(forward, (1, 4, 8))
+    found = calibrate(Forward(forward.shape, machine), steps)
+    errors = relative_errors(Forward(forward.shape, machine, calibration=found), steps)
+    assert max(map(abs, errors)) < 0.05
+    assert found.compute_efficiency == pytest.approx(0.2, rel=0.15)
+
+
+def test_calibration_needs_plain_steps() -> None:
+    forward = Forward(shapes.by_name("llama-3.2-1b"), Hardware("box", 1e12, 1e11, 64e9))
+    with pytest.raises(ConfigError, match="0 plain steps"):
+        calibrate(forward, steps_of(forward, (4, 8)))
+
+
+def test_reading_a_profile_needs_no_torch(run: Callable[[list[str], Path], str]) -> None:
+    program = (
+        "import sys, sdcontrol.estimators.machine_profile\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    root = Path(__file__).resolve().parent.parent
+    assert run([sys.executable, "-c", program], root).strip() == "[]"
