@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -178,7 +177,7 @@ def test_advice_reads_the_profile(
     told = json.loads(advice.read_text())
     assert told["calibrated_on"] == str(path)
     assert told["plain_seconds"] > 0
-    assert "36 measured" not in capsys.readouterr().out
+    assert "12 measured steps, median error" in capsys.readouterr().out
 
 
 def test_the_machine_alone_can_be_measured(
@@ -191,20 +190,18 @@ def test_the_machine_alone_can_be_measured(
     assert profile.dtype == "bfloat16"
 
 
-def test_the_bundled_model_takes_less_than_a_minute(
+def test_the_bundled_pair_is_profiled_and_advised_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a small grid; `profile --model bundled` has 36 steps and takes some 10 s."""
     path = tmp_path / "p.json"
-    started = time.perf_counter()
-    assert main(["profile", "--model", "bundled", "--output", str(path), *GRID]) == 0
-    assert time.perf_counter() - started < 60.0
-    found = read_profile(path).times("target")
-    assert found is not None
-    assert found.shape.name == "bundled"
+    both = ["--model", "bundled", "--draft-model", "bundled"]
+    assert main(["profile", *both, "--output", str(path), *GRID, "--batch", "1,2,3"]) == 0
     assert "target bundled, bfloat16" in capsys.readouterr().out
+    assert main(["advise", "--hardware", str(path), *both, "--context", "60"]) == 0
+    assert f"calibrated on {path}: 12 measured steps" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -223,7 +220,6 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    fast: None,
     arguments: list[str],
     message: str,
 ) -> None:
@@ -247,7 +243,7 @@ def test_what_is_left_out_is_said(
 # ---- the file
 
 
-def profile_of(*steps: StepTime) -> MachineProfile:
+def profile_of() -> MachineProfile:
     return MachineProfile(
         sdcontrol_version="0.1.0",
         date="2026-01-01T00:00:00+00:00",

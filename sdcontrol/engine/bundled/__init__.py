@@ -10,7 +10,8 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdcontrol.engine.bundled.data import KINDS, Corpus, Document, document, load_corpus
+from sdcontrol.engine.bundled.corpus import Corpus, Document, load_corpus
+from sdcontrol.engine.bundled.data import KINDS, document
 from sdcontrol.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:

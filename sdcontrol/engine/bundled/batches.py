@@ -16,7 +16,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from sdcontrol.engine.bundled.data import KINDS, Corpus, document
+from sdcontrol.engine.bundled.corpus import Corpus
+from sdcontrol.engine.bundled.data import KINDS, document
 
 EOS = "<|eos|>"
 EOS_ID = 0

@@ -20,7 +20,8 @@ from transformers import LlamaForCausalLM
 
 from sdcontrol.engine.bundled import held_out_documents
 from sdcontrol.engine.bundled.batches import EOS_ID, SHARES, held_out_batch
-from sdcontrol.engine.bundled.data import KINDS, load_corpus
+from sdcontrol.engine.bundled.corpus import load_corpus
+from sdcontrol.engine.bundled.data import KINDS
 from sdcontrol.engine.bundled.models import continue_greedily, load, logits
 
 _LOSS_LENGTH, _LOSS_ROWS = 1024, 12

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sdcontrol.engine.bundled import workers
 from sdcontrol.engine.bundled.batches import EOS, Mixture, train_tokenizer
-from sdcontrol.engine.bundled.data import Corpus, load_corpus
+from sdcontrol.engine.bundled.corpus import Corpus, load_corpus
 from sdcontrol.engine.bundled.fit import Run, Task, fit
 from sdcontrol.engine.bundled.models import DRAFT, TARGET, TINY, Shape, build, logits, moved
 
