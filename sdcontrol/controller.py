@@ -86,7 +86,7 @@ class Controller:
         self.faults: Counter[str] = Counter()
         self.is_quarantined = False
         given = cost is not None or acceptance is not None
-        self._learns = given or getattr(self.policy, "uses_belief", True)  # else nobody would ask
+        self.learns = given or getattr(self.policy, "uses_belief", True)  # else nobody would ask
         self._clock = clock
         self._pending: list[str] = []
         self._fault_steps: list[int] = []
@@ -108,7 +108,7 @@ class Controller:
                 return _plain(view, fault)
         started = self._clock() if self._clock is not None else 0.0
         try:
-            belief = self.belief(view) if self._learns else Belief({}, self.cost)
+            belief = self.belief(view) if self.learns else Belief({}, self.cost)
             plan = self.policy.plan(view, belief)
             _check(plan, view)
         except PlanError as error:
@@ -147,7 +147,7 @@ class Controller:
         """Learn what came of a step."""
         self._count_faults(observation)
         self._believed = None
-        if self._learns:
+        if self.learns:
             self._learn(observation)
         if self.is_quarantined:
             return

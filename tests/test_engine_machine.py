@@ -24,7 +24,7 @@ from tests.engine_support import (
 
 MOST_NEW_TOKENS = 24
 LENGTHS = (1, 2, 7, 8, 9, 15, 16, 33, 40, 55, 70)
-CONFIG = EngineConfig(block_size=8, max_batch_size=4, max_prefill_tokens=24, kv_tokens=208)
+CONFIG = EngineConfig(block_size=8, max_batch_size=4, max_prefill_tokens=24, kv_tokens=128)
 
 
 @cache

@@ -88,23 +88,12 @@ def _part_bound(part: Part, profile: Profile) -> str:
 
 def report_record(report: Report) -> dict[str, object]:
     """Plain numbers, strings, lists and mappings."""
-    target, advice = report.target, report.advice
+    advice = report.advice
     rates = {spec.arm: spec.acceptance for spec in report.drafters}
     options = [_option_record(option, rates[option.arm]) for option in advice.options]
     return {
         "version": __version__,
-        "model": asdict(target.shape) | {"num_parameters": target.shape.num_parameters},
-        "hardware": asdict(target.hardware),
-        "tensor_parallel": target.tensor_parallel,
-        "draft_model": None if report.draft is None else asdict(report.draft.shape),
-        "draft_tensor_parallel": None if report.draft is None else report.draft.tensor_parallel,
-        "batch_size": report.situation.batch_size,
-        "context_tokens": report.situation.context_tokens,
-        "calibration": asdict(target.calibration),
-        "calibrated_on": report.calibrated_on,
-        "fit_median_error": _median_error(report) if report.fit_errors else None,
-        "needed_bytes": report.needed_bytes,
-        "fits_in_memory": report.fits_in_memory,
+        **_question_record(report),
         "ridge_flops_per_byte": report.plain.ridge_flops_per_byte,
         "bound": _bound(report.plain),
         "plain_seconds": advice.plain_seconds,
@@ -117,6 +106,24 @@ def report_record(report: Report) -> dict[str, object]:
         "not_offered": list(report.not_offered),
         "options": options,
         "best": options[0] if advice.best is not None else None,
+    }
+
+
+def _question_record(report: Report) -> dict[str, object]:
+    target, draft = report.target, report.draft
+    return {
+        "model": asdict(target.shape) | {"num_parameters": target.shape.num_parameters},
+        "hardware": asdict(target.hardware),
+        "tensor_parallel": target.tensor_parallel,
+        "draft_model": None if draft is None else asdict(draft.shape),
+        "draft_tensor_parallel": None if draft is None else draft.tensor_parallel,
+        "batch_size": report.situation.batch_size,
+        "context_tokens": report.situation.context_tokens,
+        "calibration": asdict(target.calibration),
+        "calibrated_on": report.calibrated_on,
+        "fit_median_error": _median_error(report) if report.fit_errors else None,
+        "needed_bytes": report.needed_bytes,
+        "fits_in_memory": report.fits_in_memory,
     }
 
 

@@ -18,7 +18,7 @@ from sdcontrol.cli.advice_inputs import (
     plain_steps,
 )
 from sdcontrol.cli.advice_report import Report, report_lines, report_record
-from sdcontrol.cli.command import Commands, add_command
+from sdcontrol.cli.command import Commands, Parser, add_command
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.advice import DrafterSpec, Situation, advise
 from sdcontrol.estimators.calibration import PlainStep, fit
@@ -30,6 +30,7 @@ from sdcontrol.estimators.shapes import ModelShape
 __all__ = ["add_advise"]
 
 _DESCRIPTION = "Predict what speculation brings for a model on a machine; needs neither."
+_MODEL = "a common model's name, a config.json or its folder, or bundled"
 _EPILOG = (
     "The file of --fit is a CSV with a row per measured step without drafts. Its columns: batch_size; "
     "context_tokens (of each request); and one of plain_ms_per_token, plain_ms, ms (milliseconds), "
@@ -42,23 +43,27 @@ def add_advise(commands: Commands) -> None:
     """Make the command known."""
     parser = add_command(commands, "advise", run, _DESCRIPTION)
     parser.epilog = _EPILOG
-    add = parser.add_argument
-    model = "a common model's name, a config.json or its folder, or bundled"
-    add("--model", metavar="NAME|PATH", help=f"{model}; default: the one in the profile")
+    _add_machine(parser)
+    _add_situation(parser)
+    _add_drafters(parser)
+
+
+def _add_machine(parser: Parser) -> None:
+    add = parser.add_argument_group("model and machine").add_argument
+    add("--model", metavar="NAME|PATH", help=f"{_MODEL}; default: the one in the profile")
     add("--hardware", required=True, metavar="NAME|PATH", help="a GPU's name, or a profile")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="devices (default 1)")
-    add("--draft-model", metavar="NAME|PATH", help=model)
-    add(
-        "--draft-tensor-parallel",
-        type=int,
-        metavar="N",
-        help="devices of the draft model; default: those of the target, but no more than the draft "
-        "model has KV heads",
-    )
+    add("--fit", metavar="PATH", help="CSV of measured plain steps to calibrate on, see below")
+
+
+def _add_situation(parser: Parser) -> None:
+    add = parser.add_argument_group("situation").add_argument
     add("--batch", type=int, default=1, metavar="N", help="requests decoded together (default 1)")
-    add(
-        "--context", type=int, default=2048, metavar="TOKENS", help="of each request (default 2048)"
-    )
+    add("--context", type=int, default=2048, metavar="TOKENS", help="of each (default 2048)")
+
+
+def _add_drafters(parser: Parser) -> None:
+    add = parser.add_argument_group("drafters").add_argument
     shown = ",".join(f"{arm}={rate}" for arm, rate in ASSUMED_RATES.items())
     add(
         "--acceptance",
@@ -67,13 +72,20 @@ def add_advise(commands: Commands) -> None:
         f"draft tokens that is accepted where the ones before were; default: {shown}",
     )
     add("--max-draft-tokens", type=int, default=8, metavar="N", help="longest draft (default 8)")
+    add("--draft-model", metavar="NAME|PATH", help=_MODEL)
+    add(
+        "--draft-tensor-parallel",
+        type=int,
+        metavar="N",
+        help="devices of the draft model; default: those of the target, but no more than the draft "
+        "model has KV heads",
+    )
     add(
         "--draft-kv-budget",
         type=int,
         metavar="TOKENS",
         help="context the draft model reads at most",
     )
-    add("--fit", metavar="PATH", help="CSV of measured plain steps to calibrate on, see below")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -32,6 +32,7 @@ _DEFAULT_PATH = "profile.json"
 _BATCH_SIZES = (1, 4, 16)
 _TOKENS_PER_REQUEST = (1, 2, 4, 8)
 _CONTEXT_TOKENS = (256, 1024, 3072)
+_MOST_SECONDS = 30.0
 Role = Literal["target", "draft"]
 
 
@@ -59,6 +60,12 @@ def add_profile(commands: Commands) -> None:
         shown = ",".join(map(str, default))
         grid.add_argument(option, type=_counts, default=default, help=f"default: {shown}")
     grid.add_argument("--rounds", type=int, default=5, help="times that every step is measured")
+    grid.add_argument(
+        "--seconds",
+        type=float,
+        default=_MOST_SECONDS,
+        help=f"begin no further round after so long, per model (default {_MOST_SECONDS:g})",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -101,6 +108,8 @@ _counts.__name__ = "list of counts"  # as argparse calls it where a value is non
 def _check(options: argparse.Namespace) -> None:
     if options.rounds < 1:
         raise ConfigError(f"--rounds is {options.rounds}; give at least 1")
+    if not options.seconds >= 0.0:
+        raise ConfigError(f"--seconds is {options.seconds}; give at least 0")
     for path in filter(None, (options.output, options.json)):
         if not Path(path).parent.is_dir() or Path(path).is_dir():
             raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
@@ -156,7 +165,13 @@ def _measure_models(
     times: list[ModelTimes] = []
     with _progress(total, is_shown=sys.stderr.isatty()) as advance:
         for (role, name, model), fitting in zip(models, shapes, strict=True):
-            measured = measure_steps(model, fitting, rounds=options.rounds, on_measured=advance)
+            measured = measure_steps(
+                model,
+                fitting,
+                rounds=options.rounds,
+                most_seconds=options.seconds,
+                on_measured=advance,
+            )
             times.append(_times(role, name, model, measured))
     return tuple(times)
 

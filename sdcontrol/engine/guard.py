@@ -27,6 +27,11 @@ class PlannerGuard:
         """Whether there is no planner, so that there is no need to tell it what drafters know."""
         return self._planner is None
 
+    @property
+    def learns(self) -> bool:
+        """Whether there is any use in telling it how free drafters would have done."""
+        return self._planner is not None and getattr(self._planner, "learns", True)
+
     def plan(self, view: BatchView) -> Plan:
         """The planner's plan, checked, or no drafts."""
         if self._planner is None or not view.requests:

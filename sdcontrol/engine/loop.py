@@ -27,7 +27,7 @@ from sdcontrol.engine.request import FinishReason, Request, TokenEvent
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats
-from sdcontrol.engine.verify import RejectionVerifier, Verdict, Verifier, build_verifier
+from sdcontrol.engine.verify import Verdict, Verifier, verifier_of
 from sdcontrol.errors import EngineClosed
 from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.scheduler import ScheduledBatch, Scheduler
@@ -61,9 +61,7 @@ class Engine:
         self.model = unwrap(model)
         self.tokenizer = tokenizer
         self.planner = PlannerGuard(planner)
-        self.verifier = (
-            build_verifier(verification) if isinstance(verification, str) else verification
-        )
+        self.verifier = verifier_of(verification)
         self.runner = ModelRunner(self.model, TorchAttention())
         built = build_drafters(drafters, allow_trees=self.verifier.supports_trees)
         self._host = self._host_of(built)
@@ -209,8 +207,7 @@ class Engine:
         clock.lap("draft")
         verdicts = self._verify(batch)
         clock.lap("verify")
-        outputs = batch.outputs(verdicts)
-        shadow = {} if offered is None else offered.shadow(batch.requests, plan, outputs)
+        shadow = self._shadow(batch, plan, verdicts) if self.planner.learns else {}
         self._commit(batch, verdicts)
         clock.lap("overhead")
         observation = batch.observation(
@@ -265,6 +262,11 @@ class Engine:
         logits, first_rows = self.runner.forward(segments, self._host.query_sink(batch.pieces))
         tasks = batch.tasks(first_rows)
         return self.verifier.verify(logits, tasks) if tasks else []
+
+    def _shadow(
+        self, batch: Batch, plan: Plan, verdicts: Sequence[Verdict]
+    ) -> dict[str, tuple[int | None, ...]]:
+        return self.drafting.shadow(batch.requests, plan, batch.outputs(verdicts))
 
     def _commit(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
         """Keep what was accepted; give back what was not."""

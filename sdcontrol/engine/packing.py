@@ -70,12 +70,14 @@ class AttentionGroup:
     lengths: list[int]
     limits: Tensor  # [requests, queries]: the last key index that a query sees
     starts: list[int]  # key index of each segment's first token
-    pages: Tensor  # [requests, pages], or [layers, requests, kv_heads, pages]
     num_keys: int
     trees: list[tuple[int, ...] | None]
     first_slots: list[int] | None  # not None: each request's keys are consecutive from its slot
     scatter: Tensor | None  # [num_tokens] index into requests * queries; None: no padding
+    members: Sequence[Segment]
+    block_size: int
     masks: dict[tuple[int | None, torch.dtype, int], Tensor | None] = field(default_factory=dict)
+    _pages: Tensor | None = None  # made when a gather first asks for them
 
     @property
     def num_requests(self) -> int:
@@ -94,8 +96,11 @@ class AttentionGroup:
         return only and self.starts[0] == 0 and self.num_keys == self.lengths[0]
 
     def pages_of(self, layer: int) -> Tensor:
-        """The page tables of one layer."""
-        return self.pages[layer] if self.pages.dim() == 4 else self.pages
+        """The page tables of one layer: `[requests, pages]` or `[requests, kv_heads, pages]`."""
+        if self._pages is None:
+            pages = _pages(self.members, self.block_size)
+            self._pages = torch.from_numpy(pages).to(self.limits.device)
+        return self._pages[layer] if self._pages.dim() == 4 else self._pages
 
 
 @dataclass(slots=True)
@@ -195,11 +200,12 @@ def _group(
         lengths=lengths,
         limits=torch.from_numpy(limits).to(device),
         starts=starts,
-        pages=torch.from_numpy(_pages(members, block_size)).to(device),
         num_keys=max(_num_keys(segment) for segment in members),
         trees=[segment.parents for segment in members],
         first_slots=_first_slots(members, block_size),
         scatter=_scatter(lengths, queries).to(device) if padded else None,
+        members=members,
+        block_size=block_size,
     )
 
 

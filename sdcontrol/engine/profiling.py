@@ -4,6 +4,8 @@ Knows torch and models; nothing of rooflines, calibration or files. Contexts are
 forward reads as many keys and values as after a real prompt, but nobody computed them.
 """
 
+import itertools
+import math
 import os
 import platform
 import random
@@ -119,12 +121,8 @@ def step_shapes(
     positions = int(
         getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 1 << 62
     )
-    shapes = [
-        StepShape(batch, tokens, context)
-        for batch in batch_sizes
-        for context in context_tokens
-        for tokens in tokens_per_request
-    ]
+    grid = itertools.product(batch_sizes, context_tokens, tokens_per_request)
+    shapes = [StepShape(batch, tokens, context) for batch, context, tokens in grid]
     fitting = [
         shape
         for shape in shapes
@@ -144,14 +142,17 @@ def measure_steps(
     shapes: Sequence[StepShape],
     *,
     rounds: int = 5,
+    most_seconds: float = math.inf,
     seed: int = 0,
     on_measured: Callable[[], None] = lambda: None,
 ) -> list[StepMeasurement]:
-    """What a forward of each shape takes; `on_measured` is called after each, rounds + 1 times.
+    """What a forward of each shape takes; `on_measured` is called after every forward.
 
     All shapes take turns in random order, so that a machine that slows down meanwhile slows all of
-    them; a first round is not counted.
+    them; a first round is not counted. After `most_seconds` no further round begins, but one is
+    counted in any case.
     """
+    ends = time.perf_counter() + most_seconds
     runner = ModelRunner(model, TorchAttention())
     blocks = max(shape.num_slots for shape in shapes) // _BLOCK_SIZE + 1
     runner.allocate(blocks, _BLOCK_SIZE)
@@ -160,6 +161,8 @@ def measure_steps(
     seconds: dict[StepShape, list[float]] = {shape: [] for shape in shapes}
     try:
         for turn in range(rounds + 1):
+            if turn > 1 and time.perf_counter() > ends:
+                break
             for shape in order.sample(list(shapes), len(shapes)):
                 took = _forward_seconds(runner, shape)
                 if turn:

@@ -72,6 +72,10 @@ class ModelRunner:
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
         self.cache: KVCache | None = None
+        # Inference mode is cheaper, but what a model computes and keeps (growing rope) would stay
+        # an inference tensor in the user's hands.
+        keeps_state = max_positions(model) is not None
+        self._mode = torch.no_grad if keeps_state else torch.inference_mode
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +107,7 @@ class ModelRunner:
         if queries is not None:
             queries.arrange(batch.order)
         call = ForwardCall(self._backend, cache, batch, self._layer_of, queries)
-        with self._lock, torch.no_grad(), paged_attention(self._configs, call):
+        with self._lock, self._mode(), paged_attention(self._configs, call):
             return self._logits(batch), batch.first_row
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "Verifier",
     "VerifyTask",
     "build_verifier",
+    "verifier_of",
 ]
 
 
@@ -108,3 +109,8 @@ def build_verifier(name: str, **settings: Rates | Mapping[str, Rates]) -> Verifi
     if name == "synthetic":
         return SyntheticVerifier(settings["rates"])
     return CoupledVerifier() if name == "coupled" else RejectionVerifier()
+
+
+def verifier_of(verification: str | Verifier) -> Verifier:
+    """The verifier itself, or the one of this name."""
+    return build_verifier(verification) if isinstance(verification, str) else verification

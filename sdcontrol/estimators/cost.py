@@ -20,6 +20,7 @@ from sdcontrol.estimators.loads import (
     is_plausible,
     verify_load,
 )
+from sdcontrol.estimators.pace import Pace
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
 from sdcontrol.logs import EventLog
 
@@ -90,6 +91,8 @@ class OnlineCost:
         self._linear_priors: dict[str, RoundPrice] = {}
         self._overhead: float | None = None
         self.last_prediction: Prediction | None = None
+        self._assumptions: dict[str, RoundPrice] = {}
+        self._pace = Pace()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
 
     @property
@@ -139,21 +142,21 @@ class OnlineCost:
             return
         load, drafts = verify_load(observation), draft_loads(observation)
         self._judge(observation, self._predicted(load, drafts))
+        self._learn_overhead(observation)
+        if self._pace.skips(tuple(drafts)):
+            return
+        self._assumptions.clear()
         if self._forward.update(load, observation.timing.verify_seconds):
             _log.info("speed_changed", step=observation.view.step, speed=self._forward.speed)
         for family, draft in drafts.items():
             seconds = observation.timing.draft_seconds.get(family)
             if seconds is not None:
                 self._learn_rounds(family, draft, seconds or _UNSEEN_SECONDS)
-        self._learn_overhead(observation)
 
     def _predicted(self, load: VerifyLoad, drafts: dict[str, DraftLoad]) -> float:
-        tokens = np.asarray(float(load.num_tokens))
-        forward = self._forward.seconds(tokens, float(load.kv_tokens), load.num_requests)
-        seconds = float(forward) + self.overhead_seconds()
+        seconds = self._forward.seconds_of(load) + self.overhead_seconds()
         for family, draft in drafts.items():
-            price = self._round_price(family)
-            seconds += float(price.seconds(draft.num_requests, draft.kv_tokens).sum())
+            seconds += self._round_price(family).seconds_of(draft)
             seconds += self.catch_up_seconds(family, draft.catch_up_tokens)
         return seconds
 
@@ -165,6 +168,7 @@ class OnlineCost:
         self.last_prediction = Prediction(predicted, float(measured))
         was_drifting = self.is_drifting
         error = min(max(math.log(measured / predicted), -1.0), 1.0)
+        self._pace.judge(error)
         self.drift += _DRIFT_RATE * (error - self.drift)
         if self.is_drifting and not was_drifting:
             _log.info("cost_drifted", drift=round(self.drift, 3), step=observation.view.step)
@@ -193,6 +197,11 @@ class OnlineCost:
 
     def _assumed(self, family: str) -> RoundPrice:
         """The given prior at the measured speed, or a share of our own target's forward."""
+        if family not in self._assumptions:
+            self._assumptions[family] = self._assumption(family)
+        return self._assumptions[family]
+
+    def _assumption(self, family: str) -> RoundPrice:
         if self._informed is not None:
             prior, speed = self._linear_prior(family), self._forward.speed
             return RoundPrice(

@@ -76,16 +76,25 @@ class LearntForward:
             seconds = seconds + slope * np.maximum(beyond, 0.0)
         return np.asarray(seconds)
 
+    def seconds_of(self, load: VerifyLoad) -> float:
+        """Of one forward."""
+        tokens = float(load.num_tokens)
+        if tokens > self._grid[-1] or len(self._edges):
+            kv_tokens, num_requests = float(load.kv_tokens), load.num_requests
+            return float(self.seconds(np.asarray(tokens), kv_tokens, num_requests))
+        table = self._seconds_on_grid(float(load.kv_tokens), load.num_requests)
+        return float(np.interp(tokens, self._grid, table))
+
     def update(self, load: VerifyLoad, seconds: float) -> bool:
         """Learn one measurement; whether it completed a change of speed."""
         features = self._features(load)
         tokens = float(features[2])
-        expected = self.seconds(np.asarray(tokens), float(load.kv_tokens), load.num_requests)
+        expected = self.seconds_of(load)
         if self._regression is None:
             self._regression = OnlineRegression(features, np.eye(len(features))[0], _SPREAD)
         is_familiar = self._is_familiar(load)
         changed = self._regression.update(
-            features, seconds, expected=float(expected), is_familiar=is_familiar
+            features, seconds, expected=expected, is_familiar=is_familiar
         )
         if changed:
             self._stairs.forget()
@@ -107,7 +116,9 @@ class LearntForward:
         return self._seen[tokens, kv_tokens] > _FAMILIAR_STEPS
 
     def _features(self, load: VerifyLoad) -> FloatArray:
-        tokens = float(self._padded(np.asarray(load.num_tokens)))
+        tokens = float(load.num_tokens)
+        if len(self._edges):
+            tokens = float(self._padded(np.asarray(tokens)))
         kv, requests = float(load.kv_tokens), float(load.num_requests)
         grid = self._prior_on_grid(kv, load.num_requests)
         prior = float(np.interp(tokens, self._grid, grid))

@@ -3,12 +3,9 @@
 Knows nothing of seconds, except which of them no clock can have meant.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 
-import numpy as np
-
-from sdcontrol.core import FloatArray, Observation, family_of
+from sdcontrol.core import Observation, family_of
 from sdcontrol.estimators.price import catch_up_tokens, sparse_budget
 
 __all__ = ["DraftLoad", "VerifyLoad", "draft_loads", "is_plausible", "verify_load"]
@@ -27,10 +24,11 @@ class VerifyLoad:
 
 @dataclass(frozen=True, slots=True)
 class DraftLoad:
-    """The drafting rounds of one family in one step, all `[rounds]`, and its catch-up."""
+    """The drafting rounds of one family in one step, summed, and its catch-up."""
 
-    num_requests: FloatArray
-    kv_tokens: FloatArray
+    num_rounds: int
+    draft_tokens: int  # one per round and request that drafts in it
+    kv_tokens: int  # read, by all rounds together
     catch_up_tokens: int
 
 
@@ -51,26 +49,30 @@ def verify_load(observation: Observation) -> VerifyLoad:
 
 def draft_loads(observation: Observation) -> dict[str, DraftLoad]:
     """What the drafting of this step computed and read, by family."""
-    view, plan = observation.view, observation.plan
-    rows: dict[str, list[int]] = defaultdict(list)
-    for row, (choice, drafted) in enumerate(zip(plan.choices, observation.drafted, strict=True)):
-        if choice.drafter is not None and drafted > 0:
-            rows[choice.drafter].append(row)
-    if not rows:
-        return {}
-    arms: dict[str, list[tuple[FloatArray, FloatArray]]] = defaultdict(list)
-    for arm, members in rows.items():
-        depths = np.array([observation.drafted[row] for row in members], dtype=float)
-        kv_tokens = np.array([view.requests[row].context_tokens for row in members], dtype=float)
-        budget = sparse_budget(arm)
-        read = kv_tokens if budget is None else np.minimum(kv_tokens, budget)
-        arms[family_of(arm)].append((depths, read))
-    lagging = catch_up_tokens(view, plan)
-    return {family: _rounds(parts, lagging.get(family, 0)) for family, parts in arms.items()}
+    requests, choices = observation.view.requests, observation.plan.choices
+    rounds: dict[str, list[int]] = {}  # by arm: most rounds, draft tokens, KV tokens
+    for request, choice, drafted in zip(requests, choices, observation.drafted, strict=True):
+        arm = choice.drafter
+        if arm is not None and drafted > 0:
+            if arm not in rounds:
+                rounds[arm] = [0, 0, 0, sparse_budget(arm) or 0]
+            load = rounds[arm]
+            budget = load[3]
+            context = request.context_tokens
+            load[0] = max(load[0], drafted)
+            load[1] += drafted
+            load[2] += drafted * (min(context, budget) if budget else context)
+    return _by_family(rounds, catch_up_tokens(observation.view, observation.plan))
 
 
-def _rounds(parts: list[tuple[FloatArray, FloatArray]], catch_up: int) -> DraftLoad:
-    depths = np.concatenate([part[0] for part in parts])
-    kv_tokens = np.concatenate([part[1] for part in parts])
-    still_drafting = depths >= np.arange(1, int(depths.max()) + 1)[:, None]
-    return DraftLoad(still_drafting.sum(axis=1).astype(float), still_drafting @ kv_tokens, catch_up)
+def _by_family(rounds: dict[str, list[int]], lagging: dict[str, int]) -> dict[str, DraftLoad]:
+    loads: dict[str, DraftLoad] = {}
+    for arm, (most, tokens, kv_tokens, _) in rounds.items():
+        family = family_of(arm)
+        before = loads.get(family)
+        if before is not None:
+            most = max(most, before.num_rounds)
+            tokens += before.draft_tokens
+            kv_tokens += before.kv_tokens
+        loads[family] = DraftLoad(most, tokens, kv_tokens, lagging.get(family, 0))
+    return loads

@@ -6,16 +6,17 @@ hardware table, and anything else that needs to know what a step costs on that m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError
-from sdcontrol.estimators.calibration import PlainStep, fit
 from sdcontrol.estimators.hardware import Hardware
-from sdcontrol.estimators.roofline import Calibration, Forward
+from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
 from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = [
@@ -86,6 +87,24 @@ class MachineProfile(_Record):
             return _REACHED
         return calibrate(Forward(shape, self.hardware, calibration=_REACHED), steps)
 
+    def cost(self) -> RooflineCost:
+        """What steps of the measured models cost here: for a replay, or as `OnlineCost`'s prior.
+
+        Raises `ConfigError` where no target was measured.
+        """
+        forwards = {
+            model.role: Forward(
+                model.shape, self.hardware, calibration=self.calibration(model.shape)
+            )
+            for model in self.models
+        }
+        if "target" not in forwards:
+            raise ConfigError(
+                f"the profile of {self.hardware.name} has no model; profile it with --model"
+            )
+        draft_models = {"draft_model": forwards["draft"]} if "draft" in forwards else {}
+        return RooflineCost(forwards["target"], draft_models)
+
 
 def read_profile(path: Path) -> MachineProfile:
     """The profile in a file. Raises `ConfigError` where there is none."""
@@ -106,33 +125,58 @@ def read_profile(path: Path) -> MachineProfile:
 def calibrate(forward: Forward, steps: Sequence[StepTime]) -> Calibration:
     """The calibration under which `forward` explains `steps` best, in relative squares.
 
-    Bandwidth efficiency and overheads come from the plain steps alone, compute efficiency from all.
-    Raises `ConfigError` for fewer than three plain steps.
+    Efficiencies are searched; the overheads per layer and per token follow by non-negative least
+    squares. Unlike `calibration.fit` it wants steps of several tokens per request too: plain steps
+    alone cannot tell what a request costs from what a token costs. Raises `ConfigError` for fewer
+    than three steps.
     """
-    plain = [
-        PlainStep(step.batch_size, step.context_tokens, step.seconds)
-        for step in steps
-        if step.tokens_per_request == 1
-    ]
-    fits = [
-        fit(
-            replace(forward, calibration=replace(forward.calibration, compute_efficiency=share)),
-            plain,
-        )
-        for share in np.geomspace(0.02, 1.0, 18).tolist()
-    ]
-    return min(fits, key=lambda found: _squared_error(replace(forward, calibration=found), steps))
+    if len(steps) < 3:
+        raise ConfigError(f"{len(steps)} measured steps; give at least 3")
+    efficiencies = product(np.linspace(0.25, 1.0, 76), np.geomspace(0.02, 1.0, 24))
+    fits = [_fit_at(forward, steps, float(memory), float(peak)) for memory, peak in efficiencies]
+    return min(fits, key=lambda found: found[0])[1]
 
 
 def relative_errors(forward: Forward, steps: Sequence[StepTime]) -> list[float]:
     """Predicted over measured time, less one, of every step."""
-    batch = np.array([step.batch_size for step in steps], dtype=float)
-    tokens = batch * np.array([step.tokens_per_request for step in steps], dtype=float)
-    kv_tokens = batch * np.array([step.context_tokens for step in steps], dtype=float)
-    seconds = np.array([step.seconds for step in steps])
+    tokens, kv_tokens, batch, seconds = _columns(steps)
     errors: list[float] = (forward.seconds(tokens, kv_tokens, batch) / seconds - 1.0).tolist()
     return errors
 
 
-def _squared_error(forward: Forward, steps: Sequence[StepTime]) -> float:
-    return sum(error**2 for error in relative_errors(forward, steps))
+def _fit_at(
+    forward: Forward, steps: Sequence[StepTime], memory: float, peak: float
+) -> tuple[float, Calibration]:
+    """(squared error, calibration) for these efficiencies."""
+    bare = Calibration(memory, peak, layer_overhead_seconds=0.0, token_overhead_seconds=0.0)
+    tokens, kv_tokens, batch, seconds = _columns(steps)
+    base = replace(forward, calibration=bare).seconds(tokens, kv_tokens, batch)
+    left = 1.0 - base / seconds
+    features = forward.shape.num_layers * np.stack([np.ones_like(tokens), tokens]) / seconds
+    per_layer, per_token = _non_negative_pair(features, left)
+    error = np.sum((per_layer * features[0] + per_token * features[1] - left) ** 2)
+    return float(error), replace(
+        bare, layer_overhead_seconds=per_layer, token_overhead_seconds=per_token
+    )
+
+
+def _non_negative_pair(features: FloatArray, target: FloatArray) -> tuple[float, float]:
+    """Least squares with two unknowns, `features` `[2, steps]`: of the free solution, else of one."""
+    gram, moment = features @ features.T, features @ target
+    determinant = gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2
+    if determinant > 1e-12 * gram[0, 0] * gram[1, 1]:
+        first = (gram[1, 1] * moment[0] - gram[0, 1] * moment[1]) / determinant
+        second = (gram[0, 0] * moment[1] - gram[0, 1] * moment[0]) / determinant
+        if first >= 0.0 and second >= 0.0:
+            return float(first), float(second)
+    alone = [max(float(moment[i] / gram[i, i]), 0.0) for i in range(2)]
+    gains = [alone[i] * float(moment[i]) for i in range(2)]
+    return (alone[0], 0.0) if gains[0] >= gains[1] else (0.0, alone[1])
+
+
+def _columns(steps: Sequence[StepTime]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Tokens, KV tokens, requests and seconds, each `[steps]`."""
+    batch = np.array([step.batch_size for step in steps], dtype=float)
+    tokens = batch * np.array([step.tokens_per_request for step in steps], dtype=float)
+    kv_tokens = batch * np.array([step.context_tokens for step in steps], dtype=float)
+    return tokens, kv_tokens, batch, np.array([step.seconds for step in steps])

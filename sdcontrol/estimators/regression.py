@@ -29,6 +29,8 @@ _WARM_UP_STEPS = 5  # measurements whose median sets the first scale
 _MOST_LOG_RATIO = 30.0
 _SETTLED_STEPS = 40  # measurements before the coefficients are solved for less often
 _SOLVE_EVERY = 4
+_FADES = _FORGET ** np.arange(_SOLVE_EVERY - 1, -1, -1)  # of measurements that wait for a solution
+_MOST_SWAPS = 4  # of active sets, before starting over from the full one
 
 
 class OnlineRegression:
@@ -48,13 +50,17 @@ class OnlineRegression:
         self._relative: FloatArray = prior.copy()
         self._recent: deque[float] = deque(maxlen=_CHANGE_STEPS)
         self._first: list[float] = []
+        self._waiting: list[tuple[FloatArray, float, float]] = []
         self.scale = 1.0
         self.num_measured = 0
+        self._coefficients: FloatArray | None = None
 
     @property
     def coefficients(self) -> FloatArray:
-        """Seconds per unit of each raw feature, `[features]`."""
-        return self.scale * self._relative / self.units
+        """Seconds per unit of each raw feature, `[features]`. Do not write to it."""
+        if self._coefficients is None:
+            self._coefficients = self.scale * self._relative / self.units
+        return self._coefficients
 
     def predict(self, features: FloatArray) -> float:
         """Seconds for these raw features, `[features]`."""
@@ -91,7 +97,7 @@ class OnlineRegression:
     def _settle_scale(self, normal: FloatArray, seconds: float) -> None:
         """The median of the first few, each against the prior's shape."""
         self._first.append(seconds / max(float(self._relative @ normal), 1e-12))
-        self.scale = median(self._first)
+        self.scale, self._coefficients = median(self._first), None
 
     def _is_new_speed(self, ratio: float) -> bool:
         """Rescale after outliers in a row on one side; whether that was so."""
@@ -100,32 +106,49 @@ class OnlineRegression:
         below = all(recent < -_OUTLIER for recent in self._recent)
         if len(self._recent) < _CHANGE_STEPS or not (above or below):
             return False
-        self.scale *= math.exp(median(self._recent))
+        self.scale, self._coefficients = self.scale * math.exp(median(self._recent)), None
         self._recent.clear()
         self.num_measured = _WARM_UP_STEPS + 1
         return True
 
     def _absorb(self, normal: FloatArray, target: float, trust: float) -> None:
-        """One step of least squares, in units of the scale."""
+        """One step of least squares, in units of the scale; done with the next solution."""
         predicted = float(self._relative @ normal)
         weight = trust / (_RELATIVE_NOISE * max(predicted, target)) ** 2
-        leak = 1.0 - _FORGET
-        self._precision = _FORGET * self._precision + leak * self._prior_precision
-        self._precision += (weight * normal)[:, None] * normal
-        self._target = _FORGET * self._target + leak * self._prior_target
-        self._target += (weight * target) * normal
+        self._waiting.append((normal, target, weight))
         if self.num_measured <= _SETTLED_STEPS or self.num_measured % _SOLVE_EVERY == 0:
-            self._relative = _non_negative_solution(self._precision, self._target, self._relative)
+            self._solve()
+
+    def _solve(self) -> None:
+        """Absorb all that waits, each forgetting what was before it, and solve."""
+        rows = np.array([normal for normal, _, _ in self._waiting])  # [steps, features]
+        targets = np.array([target for _, target, _ in self._waiting])
+        weights = np.array([weight for _, _, weight in self._waiting])
+        steps = len(rows)
+        weights *= _FADES[_SOLVE_EVERY - steps :]
+        kept = _FORGET**steps
+        weighted = weights[:, None] * rows
+        self._precision = kept * self._precision + (1.0 - kept) * self._prior_precision
+        self._precision += weighted.T @ rows
+        self._target = kept * self._target + (1.0 - kept) * self._prior_target
+        self._target += targets @ weighted
+        self._waiting.clear()
+        self._relative = _non_negative_solution(self._precision, self._target, self._relative)
+        self._coefficients = None
 
 
 def _non_negative_solution(
     precision: FloatArray, target: FloatArray, last: FloatArray
 ) -> FloatArray:
     """argmin of x' P x / 2 - t' x over x >= 0, by active sets, starting from that of `last`."""
-    solution = _solved_on(last > 0.0, precision, target)
-    wants_in = (precision @ solution < target * (1.0 - 1e-9)) & (solution == 0.0)
-    if (solution >= 0.0).all() and not wants_in.any():
-        return solution
+    active = last > 0.0
+    for _ in range(_MOST_SWAPS):
+        solution = _solved_on(active, precision, target)
+        leaves = solution < 0.0
+        wants_in = (precision @ solution < target * (1.0 - 1e-9)) & ~active
+        if not (leaves.any() or wants_in.any()):
+            return solution
+        active = (active & ~leaves) | wants_in
     active = np.ones(len(target), dtype=bool)
     solution = _solved_on(active, precision, target)
     while (solution < 0.0).any():

@@ -32,6 +32,11 @@ class RoundPrice:
         requests, kv = np.asarray(num_requests, float), np.asarray(kv_tokens, float)
         return np.asarray(self.constant + self.per_request * requests + self.per_kv_token * kv)
 
+    def seconds_of(self, load: DraftLoad) -> float:
+        """Of all rounds of a load, catch-up left out."""
+        drafting = self.per_request * load.draft_tokens + self.per_kv_token * load.kv_tokens
+        return self.constant * load.num_rounds + drafting
+
 
 class LearntRounds:
     """Prices of one family, from an assumption and measurements."""
@@ -53,9 +58,9 @@ class LearntRounds:
 
 
 def _features(load: DraftLoad, catch_up_seconds: float) -> FloatArray:
-    rounds = float(len(load.num_requests))
-    drafted, read = float(load.num_requests.sum()), float(load.kv_tokens.sum())
-    return np.array([rounds, drafted, read, catch_up_seconds])
+    return np.array(
+        [load.num_rounds, load.draft_tokens, load.kv_tokens, catch_up_seconds], dtype=float
+    )
 
 
 def _regression(assumed: RoundPrice, first: DraftLoad) -> OnlineRegression:

@@ -28,32 +28,18 @@ class DecodingMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, namespace=namespace, registry=registry)
 
-        spec = "spec_decode_num_"
+        spec, pos = "spec_decode_num_", "Draft tokens accepted, by position in the draft, from 0."
+        waste = "Draft tokens computed in vain: rejected, or trimmed before verification."
+        choices = "Choices by drafter and length, per request; drafter off has length 0."
+        sent = "Draft tokens submitted to verification."
         self._steps = counter("steps", "Decoding steps.")
         self._emitted = counter("generation_tokens", "Tokens emitted by decoding steps.")
         self._drafts = counter(spec + "drafts", "Drafts submitted to verification.", "drafter")
-        self._proposed = counter(
-            spec + "draft_tokens", "Draft tokens submitted to verification.", "drafter"
-        )
+        self._proposed = counter(spec + "draft_tokens", sent, "drafter")
         self._accepted = counter(spec + "accepted_tokens", "Draft tokens accepted.", "drafter")
-        self._by_position = counter(
-            spec + "accepted_tokens_per_pos",
-            "Draft tokens accepted, by position in the draft, from 0.",
-            "drafter",
-            "position",
-        )
-        self._wasted = counter(
-            "wasted_draft_tokens",
-            "Draft tokens computed in vain: rejected, or trimmed before verification.",
-            "drafter",
-            "reason",
-        )
-        self._choices = counter(
-            "choices",
-            "Choices by drafter and length, per request and step; drafter off has length 0.",
-            "drafter",
-            "num_draft_tokens",
-        )
+        self._by_position = counter(spec + "accepted_tokens_per_pos", pos, "drafter", "position")
+        self._wasted = counter("wasted_draft_tokens", waste, "drafter", "reason")
+        self._choices = counter("choices", choices, "drafter", "num_draft_tokens")
         self._running = Gauge(
             "num_requests_running",
             "Requests decoding in the last step.",

@@ -5,6 +5,7 @@ requests, give the best value of the batch for every total of draft tokens at on
 then cost what it likes: its price is subtracted at every total. Knows nothing of how caps are found.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -14,27 +15,48 @@ from sdcontrol.policies.arrays import NARROW, column, counting, greatest, runnin
 from sdcontrol.policies.pricing import Prices
 from sdcontrol.policies.problem import IntArray
 
-__all__ = ["fill"]
+__all__ = ["Filled", "fill"]
 
 
-def fill(prices: Prices, caps: IntArray) -> tuple[int, IntArray, float]:
-    """The index of the best of `caps`, every request's length, and the last token's worth."""
-    families, lengths, batch = prices.by_family.shape
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The best lengths under the best of the caps tried."""
+
+    caps: int  # index of the best caps
+    length: IntArray  # [requests]
+    token: float  # worth of the last draft token; 0 without draft tokens
+    value: float  # of all draft tokens, less drafting and all verification
+
+
+def fill(prices: Prices, caps: IntArray | None) -> Filled:
+    """The best lengths under the best of `caps`, `[candidates, families]`; None: no caps."""
     verify = prices.problem.verify
-    capped = np.minimum(caps.T[:, None], column(lengths))  # [families, lengths, candidates]
-    value = greatest(prices.by_family[column(families)[:, :, None], capped], axis=0)
-    slope = _envelope_slopes(value.reshape(lengths, -1)).reshape(lengths - 1, -1, batch)
-    falling = -slope.swapaxes(0, 1).reshape(len(caps), -1)
+    slope = _slopes(prices, caps)  # [K, candidates, requests]
+    falling = -slope.swapaxes(0, 1).reshape(slope.shape[1], -1)
     falling.sort(axis=1)
-    loss = np.zeros((len(caps), len(verify)))
+    loss = np.zeros((len(falling), len(verify)))
     np.add.accumulate(falling[:, : len(verify) - 1], axis=1, out=loss[:, 1:])
     loss += prices.rate * verify
-    loss += (prices.paid(caps) @ prices.base)[:, None]
-    winner, tokens = divmod(int(loss.argmin()), len(verify))
+    if caps is not None:
+        loss += (prices.paid(caps) @ prices.base)[:, None]
+    best = int(loss.argmin())
+    winner, tokens = divmod(best, len(verify))
+    value = -float(loss.flat[best])
     if not tokens:
-        return winner, np.zeros(batch, dtype=np.int64), 0.0
+        return Filled(winner, np.zeros(slope.shape[2], dtype=np.int64), 0.0, value)
     last = -float(falling[winner, tokens - 1])
-    return winner, _take(slope[:, winner], last, tokens), last
+    return Filled(winner, _take(slope[:, winner], last, tokens), last, value)
+
+
+def _slopes(prices: Prices, caps: IntArray | None) -> FloatArray:
+    """`[K, candidates, requests]`: slopes of every request's envelope under each of the caps."""
+    families, lengths, batch = prices.by_family.shape
+    if caps is None:
+        value = greatest(prices.by_family, axis=0)
+    else:
+        capped = np.minimum(caps.T[:, None], column(lengths))  # [families, lengths, candidates]
+        value = greatest(prices.by_family[column(families)[:, :, None], capped], axis=0)
+    return _envelope_slopes(value.reshape(lengths, -1)).reshape(lengths - 1, -1, batch)
 
 
 def _envelope_slopes(value: FloatArray) -> FloatArray:

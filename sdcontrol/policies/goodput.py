@@ -15,6 +15,7 @@ from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
 from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.reading import read, read_drafted, to_plan
+from sdcontrol.policies.recent import Recent, expecting
 
 __all__ = ["Goodput", "GoodputConfig"]
 
@@ -49,6 +50,7 @@ class Goodput(Policy):
     ) -> None:
         self.catch_up_horizon_tokens = catch_up_horizon_tokens
         self.probing = Probing(probe_share, probe_tokens)
+        self._recent = Recent()
         self._tokens = 0.0
         self._seconds = 0.0
 
@@ -57,7 +59,7 @@ class Goodput(Policy):
         if not view.requests or not any(rows.shape[1] for rows in belief.survival.values()):
             return Plan.off(view, "goodput: nothing to draft with")
         problem = read(view, belief, self.catch_up_horizon_tokens)
-        answer = maximise(problem, self._rate(view, belief))
+        answer = maximise(problem, self._rate(view, belief), self._recent.start(view, problem))
         plan = to_plan(problem, view, answer.arm, answer.length, _reason(answer, problem))
         if not self.probing.share:
             return plan
@@ -85,6 +87,7 @@ class Goodput(Policy):
     def update(self, observation: Observation) -> None:
         """Keep the running tokens per second, and what probes may cost."""
         self.probing.update(observation)
+        self._recent.update(observation.plan)
         seconds = observation.timing.total_seconds
         if math.isfinite(seconds) and seconds > 0.0:
             self._tokens = _MEMORY * self._tokens + sum(observation.emitted)
@@ -104,4 +107,4 @@ class Goodput(Policy):
 
 def _reason(answer: Answer, problem: Problem) -> str:
     plain = problem.batch / float(problem.verify[0])
-    return f"goodput: {answer.rate:.4g} tokens/s expected, {plain:.4g} without drafts"
+    return expecting(answer.rate, plain)

@@ -18,38 +18,54 @@ its shape, is subtracted there. Caps are ranked by the Lagrangian bound of the s
 few token prices, and the few best are solved.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from sdcontrol.policies.arrays import column, counting, greatest, total
 from sdcontrol.policies.caps import move_caps, rank_caps
 from sdcontrol.policies.fill import fill
 from sdcontrol.policies.improve import improve
-from sdcontrol.policies.pricing import price
+from sdcontrol.policies.pricing import Prices, Spending, price, price_shared, spending
 from sdcontrol.policies.problem import Answer, IntArray, Problem, evaluate
 
-__all__ = ["maximise"]
+__all__ = ["Start", "maximise"]
 
 _ENOUGH = 0.004  # of the rate: what may be left to gain
+_CERTAIN = 0.003  # the same, where a bound says so
 _CLOSE = 0.15  # a rate that moved by less keeps the caps that were ranked at the old one
+_FAMILIAR = 0.25  # a rate within this of an earlier one keeps the caps of then
 _MOST_RESPONSES = 4
 
 
-def maximise(problem: Problem, rate: float | None = None) -> Answer:
-    """The best plan found: of `gain / seconds`, or of `gain - rate * seconds` at a given rate."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the best plan of a like problem lay."""
+
+    rate: float
+    caps: IntArray  # [families], the most tokens that anyone drafted
+
+
+def maximise(problem: Problem, rate: float | None = None, start: Start | None = None) -> Answer:
+    """The best plan found: of `gain / seconds`, or of `gain - rate * seconds` at a given rate.
+
+    From a `start`, caps are only moved, not ranked, unless the rate turns out to be another.
+    """
     if len(problem.verify) == 1:
         return _nothing(problem)
-    best = _best_ratio(problem) if rate is None else _best_at(problem, rate)
+    spent = spending(problem)
+    best = _best_ratio(spent, start) if rate is None else _best_at(spent, rate)
     is_scarce = len(problem.verify) <= problem.batch  # fewer KV slots than requests
     if is_scarce or problem.has_kinked_rounds:
         best = improve(problem, best, rate)
     return best
 
 
-def _best_at(problem: Problem, rate: float) -> Answer:
+def _best_at(spent: Spending, rate: float) -> Answer:
     """The plan of largest `gain - rate * seconds`."""
-    best, caps = _nothing(problem), None
+    best, caps = _nothing(spent.problem), None
     for _ in range(_MOST_RESPONSES):
-        answer, caps, is_settled = _respond(problem, rate, caps)
+        answer, caps, is_settled = _respond(price(spent, rate), caps)
         if answer.gain - rate * answer.seconds > best.gain - rate * best.seconds:
             best = answer
         if is_settled:
@@ -57,15 +73,21 @@ def _best_at(problem: Problem, rate: float) -> Answer:
     return best
 
 
-def _best_ratio(problem: Problem) -> Answer:
+def _best_ratio(spent: Spending, start: Start | None) -> Answer:
     """The plan of largest `gain / seconds`."""
+    problem = spent.problem
     best = _nothing(problem)
     rate = max(_uniform_rate(problem), best.rate)
-    best = _better(best, _each_alone(problem, rate))
+    shared, bound = _sharing(spent, rate)
+    best = _better(best, shared)
+    if bound < (1.0 + _CERTAIN) * best.rate:
+        return best
     rate = max(best.rate, rate)
     caps: IntArray | None = None
+    if start is not None and abs(rate / start.rate - 1.0) < _FAMILIAR:
+        caps = _caps_to_try(problem, shared, start)
     for _ in range(_MOST_RESPONSES):
-        answer, caps, is_settled = _respond(problem, rate, caps)
+        answer, caps, is_settled = _respond(price(spent, rate), caps)
         best = _better(best, answer)
         grown = best.rate / rate - 1.0
         # what is left to gain is at most grown * (seconds / plain seconds - 1)
@@ -97,31 +119,43 @@ def _uniform_rate(problem: Problem) -> float:
     return float(greatest(gain / (verify + rounds[:, None] * counting(lengths)), axis=None))
 
 
-def _each_alone(problem: Problem, rate: float) -> Answer:
-    """Every request's own best, if it paid an equal share of every round and the average token."""
-    batch, last = problem.batch, len(problem.verify) - 1
-    token = float(problem.verify[last] - problem.verify[0]) / last
-    worth = problem.worth(rate, problem.round[:, batch] / batch + token)
-    arm, length = np.divmod(worth.reshape(-1, batch).argmax(axis=0), problem.lengths)
-    if last < batch * (problem.lengths - 1) and int(total(length)) > last:
-        length = np.minimum(length, last // batch)
-    return evaluate(problem, arm, length)
+def _sharing(spent: Spending, rate: float) -> tuple[Answer, float]:
+    """The best plan if every request paid for its share of a round, and a bound of the best rate.
+
+    With U the value of that plan at `rate`, no plan has gain - rate * seconds > U, hence none has
+    a rate beyond rate + U / (seconds without drafts), or beyond `rate` where U is negative.
+    """
+    problem = spent.problem
+    prices = price_shared(spent, rate)
+    filled = fill(prices, None)
+    arm = prices.worth[:, filled.length, counting(problem.batch)].argmax(axis=0)
+    value = max(filled.value + problem.batch, 0.0)
+    return evaluate(problem, arm, filled.length), rate + value / float(problem.verify[0])
 
 
-def _respond(problem: Problem, rate: float, caps: IntArray | None) -> tuple[Answer, IntArray, bool]:
-    """The best plan at a price of `rate` tokens per second under `caps`, or under ranked ones.
+def _caps_to_try(problem: Problem, answer: Answer, start: Start) -> IntArray:
+    """The caps of an earlier plan, those of `answer`, and none: `[candidates, families]`."""
+    caps = np.zeros((3, len(problem.members)), dtype=np.int64)
+    caps[0] = np.minimum(start.caps, problem.lengths - 1)
+    np.maximum.at(caps[1], problem.family[answer.arm], answer.length)
+    caps[2] = problem.lengths - 1
+    return caps
+
+
+def _respond(prices: Prices, caps: IntArray | None) -> tuple[Answer, IntArray, bool]:
+    """The best plan at given prices under `caps`, or under ranked ones.
 
     Also the caps to try next, and whether they hold nothing new.
     """
-    prices = price(problem, rate)
+    problem = prices.problem
     if caps is None:
         caps = rank_caps(prices)
-    winner, length, token = fill(prices, caps)
-    rows = counting(problem.batch)
-    capped = np.minimum(length, caps[winner, problem.family][:, None])  # [arms, requests]
+    filled = fill(prices, caps)
+    cap, rows = caps[filled.caps], counting(problem.batch)
+    capped = np.minimum(filled.length, cap[problem.family][:, None])  # [arms, requests]
     arm = prices.worth[column(len(capped)), capped, rows].argmax(axis=0)
     answer = evaluate(problem, arm, capped[arm, rows])
-    moved = move_caps(prices, caps[winner], token)
+    moved = move_caps(prices, cap, filled.token)
     if np.logical_and.reduce(caps == moved, axis=1).any():
         return answer, caps, True
     return answer, np.concatenate([caps, moved[None]]), False

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from sdcontrol.core import FloatArray
-from sdcontrol.policies.arrays import greatest
+from sdcontrol.policies.arrays import column, counting, greatest, least
 from sdcontrol.policies.problem import IntArray, Problem
 
-__all__ = ["Prices", "price"]
+__all__ = ["Prices", "Spending", "price", "price_shared", "spending"]
 
 _FREE = 1e-12  # tokens per round
+
+
+@dataclass(slots=True)
+class Spending:
+    """Seconds that drafting takes, divided into what a request causes and what a round costs."""
+
+    problem: Problem
+    rounds: FloatArray  # [arms or 1, lengths, 1], rounds to come
+    each: FloatArray  # [families], seconds of a round per request that drafts in it
+    base: FloatArray  # [families], seconds of a round however few draft in it
+    own: FloatArray  # [arms, lengths, requests or 1], what a request causes
 
 
 @dataclass(slots=True)
@@ -33,12 +44,26 @@ class Prices:
         return rounds if drafted is None else np.maximum(rounds - drafted, 0)
 
 
-def price(problem: Problem, rate: float) -> Prices:
-    """`problem` at `rate` tokens per second; a round's price is linear in who drafts in it."""
+def spending(problem: Problem) -> Spending:
+    """The seconds of drafting, whatever a second is worth; the price of a round is linear."""
     first, full = problem.round[:, 1], problem.round[:, problem.batch]
     each: FloatArray = (full - first) / max(problem.batch - 1, 1)
-    base = rate * (first - each)
-    worth = problem.worth(rate, each)
+    rounds = column(problem.lengths)[None]
+    if problem.drafted is not None:
+        rounds = np.maximum(rounds - problem.drafted[problem.family][:, None, None], 0)
+    per_round = each[problem.family][:, None, None]
+    if problem.excess is not None:
+        per_round = per_round + problem.excess[:, None]
+    own: FloatArray = per_round * rounds
+    if problem.catch_up is not None:
+        own = own + problem.catch_up[:, None] * (column(problem.lengths) > 0)
+    return Spending(problem, rounds.astype(float), each, first - each, own)
+
+
+def price(spent: Spending, rate: float) -> Prices:
+    """The problem at `rate` tokens per second, bases of rounds left out."""
+    problem, base = spent.problem, rate * spent.base
+    worth = problem.gain - rate * spent.own
     return Prices(
         problem=problem,
         rate=rate,
@@ -47,6 +72,22 @@ def price(problem: Problem, rate: float) -> Prices:
         base=base,
         costly=[f for f, tokens in enumerate(base.tolist()) if tokens > _FREE],
     )
+
+
+def price_shared(spent: Spending, rate: float) -> Prices:
+    """The problem at `rate`, with every request paying the least share of a round that it can.
+
+    No plan costs less than so: what is best here bounds what any plan is worth.
+    """
+    problem = spent.problem
+    share = least(problem.round[:, 1:] / (counting(problem.batch) + 1), axis=1) - spent.each
+    seconds = spent.own + share[problem.family][:, None, None] * spent.rounds
+    worth = problem.gain - rate * seconds
+    best = greatest(worth, axis=0, keepdims=True)
+    return Prices(problem, rate, worth, by_family=best, base=_NO_BASE, costly=[])
+
+
+_NO_BASE: FloatArray = np.zeros(1)
 
 
 def _best_of_family(problem: Problem, worth: FloatArray) -> FloatArray:

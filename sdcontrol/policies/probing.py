@@ -37,7 +37,8 @@ class Probing:
             if any(n is not None for n in lengths)
         )
         drafted = {choice.drafter for choice in observation.plan.choices}
-        offered = {arm for request in observation.view.requests for arm in request.drafters}
+        menus = {request.drafters for request in observation.view.requests}
+        offered = {arm for menu in menus for arm in menu}
         probed = _probed(observation.plan)
         seconds = observation.timing.total_seconds
         earned = self.share * seconds / max(len(offered), 1) if 0.0 < seconds < 60.0 else 0.0
@@ -76,11 +77,9 @@ class Probing:
     ) -> Plan | None:
         """`plan` with the arm's probe, on a request that takes turns; None if it costs too much."""
         arm = problem.arms[a]
-        able = [r for r, request in enumerate(view.requests) if self._length(request, arm)]
-        idle = [r for r in able if plan.choices[r].drafter is None] or able
-        if not idle:
+        r = self._whose_turn(view, plan, arm)
+        if r is None:
             return None
-        r = idle[view.step % len(idle)]
         length = self._length(view.requests[r], arm)
         tokens = sum(choice.num_draft_tokens for choice in plan.choices)
         after = tokens - plan.choices[r].num_draft_tokens + length
@@ -95,6 +94,17 @@ class Probing:
             return None
         choices = (*plan.choices[:r], Choice.of(arm, length), *plan.choices[r + 1 :])
         return Plan(choices, f"{plan.reason}; {_MARK}{arm}")
+
+    def _whose_turn(self, view: BatchView, plan: Plan, arm: str) -> int | None:
+        """The next request that may try `arm`, one without a drafter before others."""
+        batch, busy = len(view.requests), None
+        for turn in range(view.step, view.step + batch):
+            r = turn % batch
+            if self._length(view.requests[r], arm):
+                if plan.choices[r].drafter is None:
+                    return r
+                busy = r if busy is None else busy
+        return busy
 
     def _length(self, request: RequestView, arm: str) -> int:
         """Tokens that a probe of `arm` may draft for `request`; 0 where it may not."""

@@ -53,22 +53,6 @@ class Problem:
         line = seconds[:, :1] + slope * np.arange(self.batch)
         return bool((np.abs(seconds - line) > 0.02 * seconds).any())
 
-    def worth(self, rate: float, each: FloatArray) -> FloatArray:
-        """`[arms, lengths, requests]`: gain less drafting, in tokens, at `rate` tokens per second.
-
-        `each[family]` is the price of a round, in seconds, for a request that drafts in it.
-        """
-        price = (rate * each)[self.family][:, None]
-        if self.excess is not None:
-            price = price + rate * self.excess
-        rounds = np.arange(self.lengths)[:, None]
-        if self.drafted is not None:
-            rounds = np.maximum(rounds - self.drafted[self.family][:, None, None], 0)
-        worth: FloatArray = self.gain - price[:, None, :] * rounds
-        if self.catch_up is not None:
-            worth[:, 1:] -= rate * self.catch_up[:, None, :]
-        return worth
-
 
 @dataclass(slots=True)
 class Answer:

@@ -8,11 +8,13 @@ from functools import cache
 
 import numpy as np
 
-from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
+from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Hint, Plan, family_of
 from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.policies.problem import IntArray, Problem
 
 __all__ = ["read", "read_drafted", "to_plan"]
+
+_MOST_PRICED = 8  # different catch-ups of an arm that are priced one by one
 
 
 def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Problem:
@@ -36,7 +38,7 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     verify = belief.cost.verify_seconds(tokens, float(np.add.reduce(context)), batch)
     table, excess = _rounds(belief.cost, layout, context)
     catch_up = None
-    if catch_up_tokens is not None:
+    if catch_up_tokens:
         catch_up = _catch_up(view, belief.cost, arms, catch_up_tokens)
     if catch_up is not None:
         horizon = np.minimum([r.remaining_tokens for r in requests], catch_up_horizon_tokens)
@@ -110,29 +112,32 @@ def to_plan(problem: Problem, view: BatchView, arm: IntArray, length: IntArray, 
 
 def _limits(
     view: BatchView, arms: tuple[str, ...], depth: int
-) -> tuple[IntArray | None, dict[tuple[int, int], int] | None]:
-    """Draft limits `[arms, requests]` where one binds, and catch-up tokens by (arm, request)."""
+) -> tuple[IntArray | None, dict[int, list[int]]]:
+    """Draft limits `[arms, requests]` where one binds, and requests' catch-up tokens by arm."""
     most = [request.remaining_tokens - 1 for request in view.requests]
     limit: IntArray | None = None
     if min(most) < depth:
         limit = np.repeat(np.clip(most, 0, depth)[None, :], len(arms), axis=0)
-    catch_up: dict[tuple[int, int], int] = {}
-    index = {arm: a for a, arm in enumerate(arms)}
-    for r, request in enumerate(view.requests):
-        if not request.hints:
+    catch_up: dict[int, list[int]] = {}
+    menus = [request.hints for request in view.requests]
+    for a, arm in enumerate(arms):
+        hints = [menu.get(arm) for menu in menus]
+        bounds = [hint.max_draft_tokens for hint in hints if hint is not None]
+        if not bounds:
             continue
-        for name, hint in request.hints.items():
-            a = index.get(name)
-            if a is None:
-                continue
-            bound = hint.max_draft_tokens
-            if bound is not None and bound < depth:
-                if limit is None:
-                    limit = np.full((len(arms), len(most)), depth)
-                limit[a, r] = min(limit[a, r], max(bound, 0))
-            if hint.catch_up_tokens > 0:
-                catch_up[a, r] = hint.catch_up_tokens
-    return limit, catch_up or None
+        if any(bound is not None and bound < depth for bound in bounds):
+            limit = np.full((len(arms), len(most)), depth) if limit is None else limit
+            np.minimum(limit[a], [_bound(hint, depth) for hint in hints], out=limit[a])
+        tokens = [0 if hint is None else hint.catch_up_tokens for hint in hints]
+        if any(tokens):
+            catch_up[a] = tokens
+    return limit, catch_up
+
+
+def _bound(hint: Hint | None, depth: int) -> int:
+    if hint is None or hint.max_draft_tokens is None:
+        return depth
+    return max(hint.max_draft_tokens, 0)
 
 
 def _gain(
@@ -171,15 +176,19 @@ def _rounds(
 
 
 def _catch_up(
-    view: BatchView, cost: Cost, arms: tuple[str, ...], tokens: dict[tuple[int, int], int]
+    view: BatchView, cost: Cost, arms: tuple[str, ...], tokens: dict[int, list[int]]
 ) -> FloatArray | None:
     """Seconds `[arms, requests]` of each request's catch-up, whole; None where it has no price."""
     price = getattr(cost, "catch_up_seconds", None)
-    if price is None:
+    if price is None or not tokens:
         return None
     seconds = np.zeros((len(arms), len(view.requests)))
-    for (a, r), count in tokens.items():
-        seconds[a, r] = float(price(family_of(arms[a]), count))
+    for a, counts in tokens.items():
+        priced = sorted(set(counts) - {0})
+        if len(priced) > _MOST_PRICED:  # on a straight line between these
+            priced = priced[:: -(-len(priced) // _MOST_PRICED)] + priced[-1:]
+        prices = [float(price(family_of(arms[a]), count)) for count in priced]
+        seconds[a] = np.where(counts, np.interp(counts, priced, prices), 0.0)
     return seconds
 
 

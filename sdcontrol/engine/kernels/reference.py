@@ -38,9 +38,28 @@ def _attend_group(
     if group.num_requests > 1 and _is_cheaper_one_by_one(cache.layers[layer], queries, group):
         return _attend_one_by_one(layer, queries, cache, group, scale)
     keys, values = _keys_and_values(layer, cache, group)
-    if group.num_requests == 1 and group.num_tokens > 1:
+    if group.num_requests > 1:
+        return _attend_folded(queries, keys, values, group, scale, window)
+    if group.num_tokens > 1:
         return _attend_alone(queries, keys, values, group, scale, window)
-    return _attend_folded(queries, keys, values, group, scale, window)
+    return _attend_one_token(queries, keys, values, group, scale, window)
+
+
+def _attend_one_token(
+    queries: Tensor,  # [heads, 1, dim]
+    keys: Tensor,  # [1, kv_heads, keys, dim]
+    values: Tensor,
+    group: AttentionGroup,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """One query of one request, which sees every key unless a window ends before them."""
+    if window is not None and window < group.num_keys:
+        keys, values = keys[:, :, -window:], values[:, :, -window:]
+    heads, _, dim = queries.shape
+    folded = queries.reshape(1, keys.shape[1], -1, dim)
+    out = functional.scaled_dot_product_attention(folded, keys, values, scale=scale)
+    return out.reshape(1, heads, -1)
 
 
 def _is_cheaper_one_by_one(layer: LayerShape, queries: Tensor, group: AttentionGroup) -> bool:

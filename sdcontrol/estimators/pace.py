@@ -1,0 +1,31 @@
+"""How many of the steps teach what steps cost: all while that is news, then every fourth.
+
+Knows nothing of costs: errors of prediction and kinds of step in. Which steps are left out follows
+from how many there were, never from what one of them took, so what is learnt is not biased.
+"""
+
+__all__ = ["Pace"]
+
+_SETTLED_STEPS = 48  # of one kind, before steps are left out
+_EVERY = 4  # step of a settled kind that is learnt
+_RATE = 0.2
+_MOST_ERROR = 0.3  # that one step counts for
+_CALM_ERROR = 0.1  # running log-ratio of measured to predicted up to which steps are left out
+
+
+class Pace:
+    """Decides step by step; a kind of step is the families that drafted in it."""
+
+    def __init__(self) -> None:
+        self._error = 0.0
+        self._steps: dict[tuple[str, ...], int] = {}
+
+    def judge(self, log_ratio: float) -> None:
+        """Take note of how far a step was from its prediction."""
+        error = min(max(log_ratio, -_MOST_ERROR), _MOST_ERROR)
+        self._error += _RATE * (error - self._error)
+
+    def skips(self, kind: tuple[str, ...]) -> bool:
+        """Whether the step at hand is left out; counts it."""
+        steps = self._steps[kind] = self._steps.get(kind, 0) + 1
+        return steps > _SETTLED_STEPS and steps % _EVERY != 0 and abs(self._error) < _CALM_ERROR
