@@ -27,7 +27,7 @@ from sdcontrol.engine.request import FinishReason, Request, TokenEvent
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats
-from sdcontrol.engine.verify import Verdict, Verifier, verifier_of
+from sdcontrol.engine.verify import RejectionVerifier, Verdict, Verifier, verifier_of
 from sdcontrol.errors import EngineClosed
 from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.scheduler import ScheduledBatch, Scheduler
