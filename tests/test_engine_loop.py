@@ -150,16 +150,17 @@ def test_drafting_does_make_other_calls() -> None:
 
 
 class BadPlanner(RecordingPlanner):
-    """Drafts with n-grams, and does something wrong at every third step."""
+    """Drafts with one arm, and does something wrong at every third step."""
 
-    def __init__(self, **crimes: Callable[..., object]) -> None:
+    def __init__(self, *, arm: str = "ngram", **crimes: Callable[..., object]) -> None:
         super().__init__()
+        self._arm = arm
         self._crimes = crimes
 
     def plan(self, view: BatchView) -> Plan:
         if "plan" in self._crimes and view.step % 3 == 2:
             return self._crimes["plan"](view)
-        return Plan.uniform(view, "ngram", 3)
+        return Plan.uniform(view, self._arm, 3)
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
         if "refine" in self._crimes and view.step % 3 == 2:
@@ -217,7 +218,7 @@ BAD_REFINEMENTS: dict[str, Callable[..., object]] = {
 
 @pytest.mark.parametrize("crime", BAD_REFINEMENTS)
 def test_a_bad_refinement_leaves_the_plan_and_blames_no_drafter(crime: str) -> None:
-    planner = BadPlanner(refine=BAD_REFINEMENTS[crime])
+    planner = BadPlanner(arm="draft_model", refine=BAD_REFINEMENTS[crime])
     drafters = ["ngram", draft_model()]
     with Engine(target(), drafters=drafters, planner=planner, config=SMALL) as engine:
         check_all(engine)
@@ -230,10 +231,10 @@ def test_a_bad_refinement_leaves_the_plan_and_blames_no_drafter(crime: str) -> N
 
 def test_a_refinement_cannot_lengthen_a_plan() -> None:
     def longer(view: BatchView, plan: Plan) -> Plan:
-        return Plan.uniform(view, "ngram", 9)
+        return Plan.uniform(view, "draft_model", 9)
 
-    planner = BadPlanner(refine=longer)
-    with Engine(target(), drafters=["ngram"], planner=planner, config=SMALL) as engine:
+    planner = BadPlanner(arm="draft_model", refine=longer)
+    with Engine(target(), drafters=[draft_model()], planner=planner, config=SMALL) as engine:
         check_all(engine)
     assert max(max(o.proposed, default=0) for o in planner.observations) == 3
     assert planner.faults() == []
@@ -455,9 +456,15 @@ def test_observations_count_what_happened(observed: tuple[list[Observation], Eng
     assert engine.stats.emitted == decoded
 
 
-def test_paths_through_trees_are_observed(observed: tuple[list[Observation], Engine]) -> None:
-    observations, _ = observed
-    trees = [o for o in observations if o.accepted_nodes is not None]
+def test_paths_through_trees_are_observed() -> None:
+    """ "5 6" went on in three ways: the n-gram drafter offers them all."""
+    prompt = [5, 6, 7, 5, 6, 8, 5, 6, 9, 5, 6]
+    planner = BadPlanner()
+    with Engine(target(), drafters=["ngram"], planner=planner, config=SMALL) as engine:
+        engine.submit(prompt, max_new_tokens=NEW_TOKENS, do_sample=False)
+        engine.submit(prompt * 2, max_new_tokens=NEW_TOKENS, do_sample=False)
+        engine.run()
+    trees = [o for o in planner.observations if o.accepted_nodes is not None]
     assert trees
     for o in trees:
         assert tuple(len(path) for path in o.accepted_nodes or ()) == o.accepted

@@ -52,11 +52,13 @@ def load_bundled(
 
 
 def load_bundled_tokenizer() -> PreTrainedTokenizerFast:
-    """The one tokenizer of both models."""
+    """The one tokenizer of both models; it pads on the left, as generation needs."""
     from transformers import PreTrainedTokenizerFast
 
     folder = Path(__file__).parent / "tokenizer"
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+        folder, padding_side="left"
+    )
     return tokenizer
 
 
