@@ -6,9 +6,9 @@ import sys
 COMMANDS = (
     ("benchmarks.engine", "--dtype", "float32"),
     ("benchmarks.engine", "--dtype", "bfloat16"),
-    ("benchmarks.ngram",),
+    ("benchmarks.ngram", "--json", "benchmarks/results/ngram.json"),
     ("benchmarks.divergence",),
-    ("benchmarks.policies",),
+    ("benchmarks.policies", "--json", "benchmarks/results/policies.json"),
 )
 
 

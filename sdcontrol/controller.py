@@ -85,6 +85,7 @@ class Controller:
         self.max_draft_tokens = max_draft_tokens
         self.faults: Counter[str] = Counter()
         self.is_quarantined = False
+        self.drafts: bool = getattr(self.policy, "drafts", True)
         given = cost is not None or acceptance is not None
         self.learns = given or getattr(self.policy, "uses_belief", True)  # else nobody would ask
         self._clock = clock

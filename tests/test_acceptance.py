@@ -23,6 +23,7 @@ from sdcontrol.core import (
 )
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
+from sdcontrol.estimators.averages import ArmAverages
 from sdcontrol.estimators.confidence import ConfidenceCalibration
 
 ARM = "draft_model"
@@ -355,3 +356,26 @@ def test_a_model_that_drafts_for_itself_is_trusted_more_before_it_is_tried() -> 
 def test_there_must_be_a_draft_token_to_believe_in() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         AcceptanceEstimator(max_draft_tokens=0)
+
+
+def test_counts_that_wait_for_one_another_are_all_counted() -> None:
+    """Of 68 counts the last four are added together; nothing is lost or counted twice."""
+    averages = ArmAverages(3, {"ngram": 0.5})
+    cells = np.array([averages.index("ngram")]), np.array([0])
+    for _ in range(68):
+        averages.count(cells, np.array([[1.0, 1.0, 0.0]]), np.array([[1.0, 0.0, 0.0]]))
+    np.testing.assert_array_equal(averages.tested[cells], [[68.0, 68.0, 0.0]])
+    np.testing.assert_array_equal(averages.accepted[cells], [[68.0, 0.0, 0.0]])
+    rates = averages.odds[cells] / (1.0 + averages.odds[cells])
+    assert rates[0, 0] > 0.95
+    assert rates[0, 1] < 0.05
+
+
+def test_confidences_that_wait_are_counted_before_the_curve_is_read() -> None:
+    """Twenty steps of two tokens teach what one of forty does."""
+    single, bulk = ConfidenceCalibration(), ConfidenceCalibration()
+    for _ in range(20):
+        single.update(np.array([0.9, 0.9]), np.array([False, True]))
+    bulk.update(np.full(40, 0.9), np.arange(40) % 2 == 1)
+    grid = np.linspace(0.0, 1.0, 33)
+    np.testing.assert_allclose(single.acceptance(grid), bulk.acceptance(grid))

@@ -12,7 +12,9 @@ from structlog.testing import capture_logs
 from sdcontrol.core import BatchView, Cost, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.cost import OnlineCost, UninformedCost
+from sdcontrol.estimators.pace import Pace
 from sdcontrol.estimators.price import expected_gain, round_kv_tokens, step_seconds
+from sdcontrol.estimators.regression import OnlineRegression
 
 World = Callable[[int, int, int], float]
 """Seconds of a forward from its tokens, KV tokens and requests."""
@@ -111,6 +113,57 @@ def test_a_sudden_change_of_speed_is_learnt_within_fifty_steps(factor: float) ->
     changed: World = lambda t, v, b: factor * WORLDS["compute-bound"](t, v, b)  # noqa: E731
     taught(cost, changed, 50, seed=2)
     assert worst_error(cost, changed, 700) < 0.15
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_change_of_speed_after_steps_have_settled_is_learnt_within_fifty_steps(
+    factor: float,
+) -> None:
+    """Settled steps are mostly left out; those of a new speed are not."""
+    cost, world = OnlineCost(), WORLDS["staircase"]
+    taught(cost, world, 300)
+    taught(cost, lambda t, v, b: factor * world(t, v, b), 50, seed=2)
+    assert worst_error(cost, lambda t, v, b: factor * world(t, v, b), 512 + 4 * 50) < 0.1
+
+
+def test_one_settled_step_in_four_is_learnt_and_every_one_in_a_row_of_surprises() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.judge(0.0)
+        pace.skips(("ngram",))
+    calm = [pace.skips(("ngram",)) for _ in range(40)]
+    assert calm.count(False) == 10
+    for _ in range(3):
+        pace.judge(0.5)
+    assert not any(pace.skips(("ngram",)) for _ in range(40))
+
+
+def test_a_new_kind_of_step_is_learnt_from_the_first() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.skips(())
+    assert not any(pace.skips(("draft_model",)) for _ in range(40))
+
+
+def test_measurements_that_wait_count_as_if_absorbed_one_by_one() -> None:
+    """After 44 measurements, 4 of them absorbed together, the normal equations are the same."""
+    rng = np.random.default_rng(3)
+    spread = np.array([0.5, 0.5, 0.5])
+    regression = OnlineRegression(np.ones(3), np.array([1.0, 0.0, 0.0]), spread)
+    for _ in range(40):
+        features = np.append(1.0, rng.uniform(0.5, 2.0, 2))
+        regression.update(features, float(features.sum()))
+    precision, relative = regression._precision.copy(), regression._relative.copy()
+    scale = regression.scale
+    prior, forget = np.diag(1.0 / spread**2), 0.985
+    for _ in range(4):
+        features = np.append(1.0, rng.uniform(0.5, 2.0, 2))
+        seconds = float(features.sum())
+        weight = 1.0 / (0.1 * max(float(relative @ features), seconds / scale)) ** 2
+        precision = forget * precision + (1.0 - forget) * prior
+        precision += weight * np.outer(features, features)
+        regression.update(features, seconds)
+    np.testing.assert_allclose(regression._precision, precision, rtol=1e-10)
 
 
 def test_a_paused_process_does_not_change_the_price() -> None:

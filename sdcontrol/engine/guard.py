@@ -23,9 +23,9 @@ class PlannerGuard:
         self.observe_seconds = 0.0  # what the last `observe` took
 
     @property
-    def is_absent(self) -> bool:
-        """Whether there is no planner, so that there is no need to tell it what drafters know."""
-        return self._planner is None
+    def never_drafts(self) -> bool:
+        """Whether there is no planner, or one that says so: drafters need not be told anything."""
+        return self._planner is None or not getattr(self._planner, "drafts", True)
 
     @property
     def learns(self) -> bool:

@@ -76,6 +76,7 @@ class Engine:
             vocab_size=self.runner.vocab_size,
             allow_trees=self.verifier.supports_trees,
             max_draft_tokens=self.config.max_draft_tokens,
+            is_idle=self.planner.never_drafts,
         )
         self._intake = Intake(
             capacity_tokens=self.pool.capacity_tokens,
@@ -198,7 +199,7 @@ class Engine:
         clock = StepClock()
         self._take_inbox()
         batch = Batch(self._next_batch(), self._intake.live)
-        offered = None if self.planner.is_absent else self.drafting
+        offered = None if self.planner.never_drafts else self.drafting
         view = batch.view(self.stats.steps, self._free_kv_tokens, offered)
         clock.lap("overhead")
         plan = self.planner.plan(view)

@@ -23,6 +23,9 @@ class Policy(ABC):
     method of `Refiner` too.
     """
 
+    drafts: ClassVar[bool] = True
+    """Whether a plan may ever have drafts. Where none has, no drafter is even told of requests."""
+
     uses_belief: ClassVar[bool] = True
     """Whether `plan` looks at its belief. Where it does not, none is kept: that costs time."""
 

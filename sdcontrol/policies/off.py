@@ -21,6 +21,7 @@ class OffConfig(PolicyConfig):
 class Off(Policy):
     """Decodes everyone without drafts."""
 
+    drafts = False
     uses_belief = False
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:

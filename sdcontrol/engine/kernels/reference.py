@@ -9,7 +9,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import AttentionGroup, PackedBatch, ancestors
+from sdcontrol.engine.packing import (
+    MAX_GROUPED_TOKENS,
+    AttentionGroup,
+    PackedBatch,
+    ancestors,
+)
 
 __all__ = ["TorchAttention"]
 
@@ -38,11 +43,11 @@ def _attend_group(
     if group.num_requests > 1 and _is_cheaper_one_by_one(cache.layers[layer], queries, group):
         return _attend_one_by_one(layer, queries, cache, group, scale)
     keys, values = _keys_and_values(layer, cache, group)
-    if group.num_requests > 1:
-        return _attend_folded(queries, keys, values, group, scale, window)
-    if group.num_tokens > 1:
+    if group.num_tokens == 1:
+        return _attend_one_token(queries, keys, values, group, scale, window)
+    if group.num_tokens > MAX_GROUPED_TOKENS and group.num_requests == 1:
         return _attend_alone(queries, keys, values, group, scale, window)
-    return _attend_one_token(queries, keys, values, group, scale, window)
+    return _attend_folded(queries, keys, values, group, scale, window)
 
 
 def _attend_one_token(
