@@ -9,6 +9,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from sdcontrol.errors import ConfigError
+from sdcontrol.scheduling.blocks import BlockPool
+from sdcontrol.scheduling.scheduler import Scheduler
 
 __all__ = ["EngineConfig", "num_cache_blocks"]
 
@@ -31,6 +33,14 @@ class EngineConfig(BaseModel):
     )
     prefix_sharing: bool = Field(True, description="share the blocks of common prompt beginnings")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="draft tokens per request and step")
+
+    def scheduler(self, pool: BlockPool) -> Scheduler:
+        """A scheduler with these settings over `pool`."""
+        return Scheduler(
+            pool,
+            max_batch_size=self.max_batch_size,
+            max_prefill_tokens=self.max_prefill_tokens,
+        )
 
 
 def num_cache_blocks(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:

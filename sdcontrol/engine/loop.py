@@ -30,7 +30,7 @@ from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import RejectionVerifier, Verdict, Verifier, verifier_of
 from sdcontrol.errors import EngineClosed
 from sdcontrol.logs import EventLog
-from sdcontrol.scheduling.scheduler import ScheduledBatch, Scheduler
+from sdcontrol.scheduling.scheduler import ScheduledBatch
 
 __all__ = ["Engine"]
 
@@ -63,18 +63,15 @@ class Engine:
         self.planner = PlannerGuard(planner)
         self.verifier = verifier_of(verification)
         self.runner = ModelRunner(self.model, TorchAttention())
-        built = build_drafters(drafters, allow_trees=self.verifier.supports_trees)
+        trees = self.verifier.supports_trees
+        built = build_drafters(drafters, allow_trees=trees)
         self._host = self._host_of(built)
         self.pool = self._host.allocate()
-        self.scheduler = Scheduler(
-            self.pool,
-            max_batch_size=self.config.max_batch_size,
-            max_prefill_tokens=self.config.max_prefill_tokens,
-        )
+        self.scheduler = self.config.scheduler(self.pool)
         self.drafting = Drafting(
             built,
             vocab_size=self.runner.vocab_size,
-            allow_trees=self.verifier.supports_trees,
+            allow_trees=trees,
             max_draft_tokens=self.config.max_draft_tokens,
             is_idle=self.planner.never_drafts,
         )
@@ -83,9 +80,9 @@ class Engine:
             position_limit=max_positions(self.model),
             vocab_size=self.runner.vocab_size,
         )
+        self.stats = EngineStats()
         self._events: list[TokenEvent] = []
         self._ended: list[Request] = []  # with the last step
-        self.stats = EngineStats()
         self._is_closed = False
         self._free_kv_tokens = 0
 

@@ -15,7 +15,8 @@ position correct what remains. Arms that were seen to draft trees are counted by
 accepted) takes the place of the hazard.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,19 @@ _WALK_VARIANCE = 0.002  # of the deviation's walk, per update
 _MOST_DEVIATION = 5.0
 _OWN_SHRINK_TOKENS = 16.0  # tokens that the model is worth against a request's own counts
 _OWN_MEMORY_TOKENS = 80.0
+_FEW_RATES = 1024  # up to which numpy's own accumulate is the faster way
 _TREND_RATE = 0.2
 _DRIFT_SCALE = (2.0 - _TREND_RATE) / _TREND_RATE  # makes trend^2 chi-squared(1) without drift
+
+
+@dataclass(frozen=True, slots=True)
+class _ViewHints:
+    """What the hints of one view say."""
+
+    view: BatchView
+    index_of: dict[str, int]
+    buckets: IntArray  # [arms, requests]
+    limits: IntArray  # [arms, requests]
 
 
 class AcceptanceEstimator:
@@ -58,6 +70,7 @@ class AcceptanceEstimator:
         self._requests = Deviations(max_draft_tokens, self._averages.num_arms)
         self._trees: frozenset[str] = frozenset()
         self._calibration: dict[str, ConfidenceCalibration] = {}
+        self._hints: _ViewHints | None = None  # of the last view: a memory that changes no answer
         self._columns: IntArray = np.arange(max_draft_tokens)
 
     # what is believed
@@ -66,17 +79,30 @@ class AcceptanceEstimator:
         """By arm, `[requests, K]`: P(draft node j is accepted); 0 where it may not be used."""
         depth = min(max_tokens or self.max_draft_tokens, self.max_draft_tokens)
         menus = [request.drafters for request in view.requests]
-        arms = list(dict.fromkeys(arm for menu in dict.fromkeys(menus) for arm in menu))
+        distinct = dict.fromkeys(menus)
+        arms = list(dict.fromkeys(arm for menu in distinct for arm in menu))
         if not arms:
             return {}
-        buckets, limits = read_hints(view, arms)
+        buckets, limits = self._read_hints(view, arms)
         rates = self._rates(self._requests.slots(view), arms, buckets)[:, :, :depth]
-        limits *= _allowed(menus, arms)
+        if len(distinct) > 1:
+            limits = limits * _allowed(menus, arms)
         if limits.min() < depth:
             rates *= self._columns[:depth] < limits[:, :, None]
-        is_chain = np.array([arm not in self._trees for arm in arms])
+        is_chain = [arm not in self._trees for arm in arms] if self._trees else []
         survival = _running_product(rates, is_chain)
         return dict(zip(arms, survival, strict=True))
+
+    def _read_hints(self, view: BatchView, arms: Sequence[str]) -> tuple[IntArray, IntArray]:
+        """`read_hints`, from memory where `view` is the one that was planned. Do not write to it."""
+        last = self._hints
+        if last is not None and last.view is view and all(arm in last.index_of for arm in arms):
+            rows = [last.index_of[arm] for arm in arms]
+            return last.buckets[rows], last.limits[rows]
+        buckets, limits = read_hints(view, arms)
+        index_of = {arm: index for index, arm in enumerate(arms)}
+        self._hints = _ViewHints(view, index_of, buckets, limits)
+        return buckets, limits
 
     def uncertainty(self, view: BatchView, arm: str) -> FloatArray:
         """Standard deviation of each request's log-odds of acceptance by `arm`, `[requests]`."""
@@ -143,7 +169,9 @@ class AcceptanceEstimator:
         slots = self._requests.admit(observation.view)
         self._notice_trees(observation)
         self._calibrate(observation)
-        evidence = gather(observation, self.max_draft_tokens, self._trees, self._calibrated)
+        evidence = gather(
+            observation, self.max_draft_tokens, self._trees, self._calibrated, self._read_hints
+        )
         if not len(evidence.rows):
             return
         for arm in evidence.names:
@@ -232,13 +260,15 @@ def _allowed(menus: list[tuple[str, ...]], arms: list[str]) -> IntArray:
     return table[:, [distinct[menu] for menu in menus]] if len(distinct) > 1 else table
 
 
-def _running_product(rates: FloatArray, is_chain: NDArray[np.bool_]) -> FloatArray:
-    """Cumulative product of the chains' rates along the positions, in place."""
-    if is_chain.all():
+def _running_product(rates: FloatArray, is_chain: list[bool]) -> FloatArray:
+    """Cumulative product of the chains' rates along the positions, in place; empty: all chains."""
+    if not all(is_chain):
+        rates[is_chain] = np.cumprod(rates[is_chain], axis=2)
+    elif rates.size < _FEW_RATES:
+        np.multiply.accumulate(rates, axis=2, out=rates)
+    else:
         for column in range(1, rates.shape[2]):
             rates[:, :, column] *= rates[:, :, column - 1]
-    else:
-        rates[is_chain] = np.cumprod(rates[is_chain], axis=2)
     return rates
 
 

@@ -20,6 +20,8 @@ _PRIOR_ACCEPTANCE = 0.65
 _FAMILY_PRIORS = {"sparse_kv": 0.85}  # a model agrees with itself: MagicDec, table 3, has 0.84
 _SHRINK_TOKENS = 4.0  # tokens that the coarser level is worth
 _MEMORY_TOKENS = 400.0  # tokens per cell, after which it forgets
+_SETTLED_COUNTS = 64  # since the last new arm, before counts wait for one another
+_EVERY = 4
 
 
 class ArmAverages:
@@ -36,6 +38,8 @@ class ArmAverages:
         self.index_of: dict[str, int] = {}
         self.tested: FloatArray = np.zeros((1, NUM_BUCKETS, depth))
         self.accepted: FloatArray = np.zeros((1, NUM_BUCKETS, depth))
+        self._waiting: list[tuple[IntArray, FloatArray, FloatArray]] = []
+        self._num_counted = 0
         self._prior: FloatArray = self._chain_prior(_PRIOR_ACCEPTANCE)
         self.odds: FloatArray = self._shrunk_odds()
         for arm, acceptance in {**_FAMILY_PRIORS, **prior}.items():
@@ -55,6 +59,7 @@ class ArmAverages:
         """Room for one more arm, with its family's prior unless `acceptance` is given."""
         if acceptance is None:
             acceptance = _FAMILY_PRIORS.get(family_of(arm), _PRIOR_ACCEPTANCE)
+        self._start_over()
         self.index_of[arm] = self.num_arms
         blank = np.zeros((1, NUM_BUCKETS, self._depth))
         self.tested = np.concatenate([self.tested, blank])
@@ -64,6 +69,7 @@ class ArmAverages:
 
     def become_tree(self, arm: str) -> None:
         """Count `arm` by node from now on; its deeper nodes are assumed rarer."""
+        self._start_over()
         index = self.index_of[arm]
         self.tested[index] = self.accepted[index] = 0.0
         self._prior[index] = np.cumprod(self._prior[index], axis=1)
@@ -75,12 +81,28 @@ class ArmAverages:
         """Add weighted outcomes, `[entries, K]`, to the (arm, bucket) cells, `[entries]` each."""
         width = self._depth
         base = (cells[0] * NUM_BUCKETS + cells[1])[:, None] * width + np.arange(width)
-        size, shape, where = self.tested.size, self.tested.shape, base.ravel()
-        self.tested += np.bincount(where, tested.ravel(), size).reshape(shape)
-        self.accepted += np.bincount(where, accepted.ravel(), size).reshape(shape)
-        fade = np.minimum(1.0, _MEMORY_TOKENS / np.maximum(self.tested, 1.0))
-        self.tested *= fade
-        self.accepted *= fade
+        self._waiting.append((base.ravel(), tested.ravel(), accepted.ravel()))
+        self._num_counted += 1
+        if self._num_counted <= _SETTLED_COUNTS or len(self._waiting) >= _EVERY:
+            self._absorb()
+
+    def _start_over(self) -> None:
+        """Let no count wait across a change of the arms, nor for a while after it."""
+        if self._waiting:
+            self._absorb()
+        self._num_counted = 0
+
+    def _absorb(self) -> None:
+        """Add what waits to the counts, and forget what exceeds the memory."""
+        where, tested, accepted = map(np.concatenate, zip(*self._waiting, strict=True))
+        self._waiting.clear()
+        size, shape = self.tested.size, self.tested.shape
+        self.tested += np.bincount(where, tested, size).reshape(shape)
+        self.accepted += np.bincount(where, accepted, size).reshape(shape)
+        if self.tested.max() > _MEMORY_TOKENS:
+            fade = np.minimum(1.0, _MEMORY_TOKENS / np.maximum(self.tested, 1.0))
+            self.tested *= fade
+            self.accepted *= fade
         self.odds = self._shrunk_odds()
 
     def _chain_prior(self, acceptance: float) -> FloatArray:

@@ -13,6 +13,7 @@ __all__ = ["ConfidenceCalibration"]
 
 _BINS = 16
 _PRIOR_TOKENS = 4.0  # tokens in each bin that the uncalibrated confidence is worth
+_MOST_WAITING = 8  # steps that are counted together, unless the curve is asked for
 _MEMORY_TOKENS = 2000.0  # tokens after which a bin forgets
 
 
@@ -28,9 +29,19 @@ class ConfidenceCalibration:
         self._tested: FloatArray = np.full(_BINS, _PRIOR_TOKENS)
         self._accepted: FloatArray = _PRIOR_TOKENS * self._centres
         self._curve: FloatArray | None = self._centres.copy()
+        self._waiting: list[tuple[FloatArray, NDArray[np.bool_]]] = []
 
     def update(self, confidence: FloatArray, was_accepted: NDArray[np.bool_]) -> None:
         """Learn from tokens whose predecessors were accepted: both `[tokens]`, confidence finite."""
+        self._waiting.append((confidence, was_accepted))
+        if len(self._waiting) >= _MOST_WAITING:
+            self._absorb()
+
+    def _absorb(self) -> None:
+        """Count what waits."""
+        confidence = np.concatenate([values for values, _ in self._waiting])
+        was_accepted = np.concatenate([outcomes for _, outcomes in self._waiting])
+        self._waiting.clear()
         index = np.minimum((confidence * _BINS).astype(np.intp), _BINS - 1)
         self._tested += np.bincount(index, minlength=_BINS)
         self._accepted += np.bincount(index, weights=was_accepted, minlength=_BINS)
@@ -41,6 +52,8 @@ class ConfidenceCalibration:
 
     def acceptance(self, confidence: FloatArray) -> FloatArray:
         """Probability that a token is accepted if its predecessors are; same shape, NaN for NaN."""
+        if self._waiting:
+            self._absorb()
         if self._curve is None:
             self._curve = _non_decreasing(self._accepted / self._tested, self._tested)
         return np.interp(confidence, self._centres, self._curve)

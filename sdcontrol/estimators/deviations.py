@@ -49,6 +49,10 @@ class Deviations:
 
     def admit(self, view: BatchView) -> IntArray:
         """`slots`, after giving one to every new request of the view."""
+        slots = self.slots(view)
+        if slots.all():
+            self._last_seen[slots] = view.step
+            return slots
         new = [request.id for request in view.requests if request.id not in self._slot_of]
         if len(new) > len(self._free):
             self._forget_absent(view.step)

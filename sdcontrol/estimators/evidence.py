@@ -8,20 +8,22 @@ Knows nothing of estimates, except for the calibrated acceptance `c` of tokens t
 then trimmed: leaving those out would leave the confident ones only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.core import FloatArray, Observation
+from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.estimators.hints import read_hints
 
-__all__ = ["Calibrated", "Evidence", "gather", "tested_confidence"]
+__all__ = ["Calibrated", "Evidence", "HintReader", "gather", "tested_confidence"]
 
 IntArray = NDArray[np.intp]
 Calibrated = Callable[[str, FloatArray], FloatArray]
 """From an arm and its confidences to probabilities of acceptance."""
+HintReader = Callable[[BatchView, Sequence[str]], tuple[IntArray, IntArray]]
+"""Bucket and most draft tokens of every hint, both `[arms, requests]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,11 @@ class Evidence:
 
 
 def gather(
-    observation: Observation, depth: int, trees: frozenset[str], calibrated: Calibrated
+    observation: Observation,
+    depth: int,
+    trees: frozenset[str],
+    calibrated: Calibrated,
+    read: HintReader = read_hints,
 ) -> Evidence:
     """Every outcome that `observation` proves, at the first `depth` positions.
 
@@ -53,7 +59,10 @@ def gather(
         rows.append(shadowed)
         arms.append([index_of[arm]] * len(shadowed))
         accepted.append([counts[row] or 0 for row in shadowed])
-    evidence = _proven(observation, names, (_flat(rows), _flat(arms), _flat(accepted)), depth)
+    hints = read(observation.view, names)
+    drafted = [observation.proposed[row] for row in used]
+    entries = _flat(rows), _flat(arms), _flat(accepted)
+    evidence = _proven(observation, (names, *hints), drafted, entries, depth)
     if trees or observation.confidence is not None:
         for entry, (row, arm) in enumerate(used.items()):
             if arm in trees:
@@ -67,7 +76,8 @@ def gather(
 
 def _proven(
     observation: Observation,
-    names: tuple[str, ...],
+    hinted: tuple[tuple[str, ...], IntArray, IntArray],
+    drafted: list[int],
     entries: tuple[IntArray, IntArray, IntArray],
     depth: int,
 ) -> Evidence:
@@ -75,12 +85,11 @@ def _proven(
 
     Of a shadow only emitted tokens are known: one that matches all of them is censored there.
     """
+    names, buckets, limits = hinted
     rows, arms, accepted = entries
-    buckets, limits = read_hints(observation.view, names)
     emitted = np.array(observation.emitted, dtype=np.intp)[rows]
     known = np.minimum(np.maximum(emitted, accepted), limits[arms, rows])
-    drafted = list(_used(observation))
-    known[: len(drafted)] = [observation.proposed[row] for row in drafted]
+    known[: len(drafted)] = drafted
     accepted = np.minimum(accepted, known)
     columns = np.arange(depth)
     hits = (columns < accepted[:, None]).astype(float)

@@ -1,16 +1,16 @@
 """How many of the steps teach what steps cost: all while that is news, then every fourth.
 
-Knows nothing of costs: errors of prediction and kinds of step in. Which steps are left out follows
-from how many there were, never from what one of them took, so what is learnt is not biased.
+Knows nothing of costs: errors of prediction and kinds of step in. A single odd step changes nothing
+of which are left out, so what is learnt is not biased; a row of them makes every step news again.
 """
 
 __all__ = ["Pace"]
 
-_SETTLED_STEPS = 48  # of one kind, before steps are left out
+_SETTLED_STEPS = 96  # of one kind, before steps are left out
 _EVERY = 4  # step of a settled kind that is learnt
 _RATE = 0.2
 _MOST_ERROR = 0.3  # that one step counts for
-_CALM_ERROR = 0.1  # running log-ratio of measured to predicted up to which steps are left out
+_CALM_ERROR = 0.1  # running log-ratio of measured to predicted beyond which all is news
 
 
 class Pace:
@@ -21,11 +21,13 @@ class Pace:
         self._steps: dict[tuple[str, ...], int] = {}
 
     def judge(self, log_ratio: float) -> None:
-        """Take note of how far a step was from its prediction."""
+        """Take note of how far a step was from its prediction; when they part, start over."""
         error = min(max(log_ratio, -_MOST_ERROR), _MOST_ERROR)
         self._error += _RATE * (error - self._error)
+        if abs(self._error) > _CALM_ERROR:
+            self._steps.clear()
 
     def skips(self, kind: tuple[str, ...]) -> bool:
         """Whether the step at hand is left out; counts it."""
         steps = self._steps[kind] = self._steps.get(kind, 0) + 1
-        return steps > _SETTLED_STEPS and steps % _EVERY != 0 and abs(self._error) < _CALM_ERROR
+        return steps > _SETTLED_STEPS and steps % _EVERY != 0

@@ -18,7 +18,7 @@ __all__ = ["move_caps", "rank_caps"]
 
 _SAMPLE = 24  # requests that combinations of caps are judged by
 _WORK = 6144  # combinations of caps x sampled requests
-_SOLVED = 256  # candidates x lengths x requests
+_SOLVED = 1024  # candidates x lengths x requests
 _SHARES = np.array([1.0, 0.5, 0.2])  # of the dearest draft token
 _SCARCE = np.array([0.1, 0.25, 0.5, 0.75])  # prices of a draft token where KV slots are few
 _TOTALS = 8

@@ -64,18 +64,18 @@ def _envelope_slopes(value: FloatArray) -> FloatArray:
 
     slope[n] = min over m <= n of max over k >= m of (value[k] - value[m - 1]) / (k - m + 1)
     """
+    start, end, inverse, first = _chords(len(value))
+    if value.shape[1] < NARROW:
+        chord = (value.take(end, axis=0) - value.take(start, axis=0)) * inverse
+        return running(np.minimum, np.maximum.reduceat(chord, first, axis=0))
     slope: FloatArray = value[1:] - value[:-1]
     bent = np.flatnonzero(np.logical_or.reduce(slope[1:] > slope[:-1], axis=0))
     if len(bent):
-        start, end, inverse, first = _chords(len(value))
         rows = value[:, bent]
         chord = (rows.take(end, axis=0) - rows.take(start, axis=0)) * inverse
-        if len(bent) < NARROW:
-            ahead = np.maximum.reduceat(chord, first, axis=0)
-        else:
-            ahead = np.empty((len(first), len(bent)))
-            for m, (low, high) in enumerate(zip(first, [*first[1:], len(start)], strict=True)):
-                greatest(chord[low:high], axis=0, out=ahead[m])
+        ahead = np.empty((len(first), len(bent)))
+        for m, (low, high) in enumerate(zip(first, [*first[1:], len(start)], strict=True)):
+            greatest(chord[low:high], axis=0, out=ahead[m])
         slope[:, bent] = running(np.minimum, ahead)
     return slope
 

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
+from sdcontrol.policies.alone import best_alone
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
@@ -58,12 +59,23 @@ class Goodput(Policy):
         """The plan of most expected tokens per second, and now and then a probe."""
         if not view.requests or not any(rows.shape[1] for rows in belief.survival.values()):
             return Plan.off(view, "goodput: nothing to draft with")
+        if len(view.requests) == 1:
+            return self._plan_alone(view, belief)
         problem = read(view, belief, self.catch_up_horizon_tokens)
         answer = maximise(problem, self._rate(view, belief), self._recent.start(view, problem))
         plan = to_plan(problem, view, answer.arm, answer.length, _reason(answer, problem))
         if not self.probing.share:
             return plan
         return self.probing.probe(view, plan, problem, answer.rate)
+
+    def _plan_alone(self, view: BatchView, belief: Belief) -> Plan:
+        """Of a single request, for which every choice can be tried."""
+        horizon = self.catch_up_horizon_tokens
+        best = best_alone(view, belief, horizon, self._rate(view, belief))
+        plan = Plan((best.choice,), expecting(best.rate, best.plain_rate))
+        if not self.probing.is_due(view, plan, belief):
+            return plan
+        return self.probing.probe(view, plan, read(view, belief, horizon), best.rate)
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """`plan` without the tokens that no longer pay, now that their confidences are known.

@@ -24,9 +24,15 @@ import numpy as np
 
 from sdcontrol.policies.arrays import column, counting, greatest, total
 from sdcontrol.policies.caps import move_caps, rank_caps
-from sdcontrol.policies.fill import fill
+from sdcontrol.policies.fill import Filled, fill
 from sdcontrol.policies.improve import improve
-from sdcontrol.policies.pricing import Prices, Spending, price, price_shared, spending
+from sdcontrol.policies.pricing import (
+    Prices,
+    Spending,
+    price,
+    price_shared,
+    spending,
+)
 from sdcontrol.policies.problem import Answer, IntArray, Problem, evaluate
 
 __all__ = ["Start", "maximise"]
@@ -34,7 +40,10 @@ __all__ = ["Start", "maximise"]
 _ENOUGH = 0.004  # of the rate: what may be left to gain
 _CERTAIN = 0.003  # the same, where a bound says so
 _CLOSE = 0.15  # a rate that moved by less keeps the caps that were ranked at the old one
-_FAMILIAR = 0.25  # a rate within this of an earlier one keeps the caps of then
+_NEAR = 0.02  # of the rate: what an answer near that of the last step may have moved by
+_FEW = 2  # requests for which a search from nothing is the quicker one
+_MANY = 32  # requests beyond which a bound seldom decides, and is dearer than a guess
+_MOST_ABOVE = 1.5  # times the best rate of one choice for all, that a start may assume
 _MOST_RESPONSES = 4
 
 
@@ -64,10 +73,13 @@ def maximise(problem: Problem, rate: float | None = None, start: Start | None = 
 def _best_at(spent: Spending, rate: float) -> Answer:
     """The plan of largest `gain - rate * seconds`."""
     best, caps = _nothing(spent.problem), None
+    prices = price(spent, rate)
     for _ in range(_MOST_RESPONSES):
-        answer, caps, is_settled = _respond(price(spent, rate), caps)
+        tried = _respond(prices, caps)
+        answer = tried.answer
         if answer.gain - rate * answer.seconds > best.gain - rate * best.seconds:
             best = answer
+        caps, is_settled = _moved(tried)
         if is_settled:
             break
     return best
@@ -78,26 +90,46 @@ def _best_ratio(spent: Spending, start: Start | None) -> Answer:
     problem = spent.problem
     best = _nothing(problem)
     rate = max(_uniform_rate(problem), best.rate)
-    shared, bound = _sharing(spent, rate)
-    best = _better(best, shared)
-    if bound < (1.0 + _CERTAIN) * best.rate:
-        return best
-    rate = max(best.rate, rate)
-    caps: IntArray | None = None
-    if start is not None and abs(rate / start.rate - 1.0) < _FAMILIAR:
-        caps = _caps_to_try(problem, shared, start)
+    if start is not None and problem.batch > _FEW:
+        likely = min(max(start.rate, rate), _MOST_ABOVE * rate)
+        best, is_settled = _climb(spent, best, likely, _caps_to_try(problem, start))
+        if is_settled:
+            return best
+    if problem.batch > _MANY:
+        best = _better(best, _each_alone(spent, rate))
+    else:
+        shared, bound = _sharing(spent, rate)
+        best = _better(best, shared)
+        if bound < (1.0 + _CERTAIN) * best.rate:
+            return best
+    return _climb(spent, best, max(best.rate, rate), None)[0]
+
+
+def _climb(
+    spent: Spending, best: Answer, rate: float, caps: IntArray | None
+) -> tuple[Answer, bool]:
+    """`best`, or better ones found from `rate` on, until the ratio and the caps stay.
+
+    Without `caps` they are ranked; and again where the ratio turns out to be quite another.
+    """
+    is_ranked = caps is None
+    fall, rise = (0.0, _ENOUGH) if is_ranked else (-_NEAR, _NEAR)
     for _ in range(_MOST_RESPONSES):
-        answer, caps, is_settled = _respond(price(spent, rate), caps)
-        best = _better(best, answer)
+        tried = _respond(price(spent, rate), caps)
+        best = _better(best, tried.answer)
         grown = best.rate / rate - 1.0
         # what is left to gain is at most grown * (seconds / plain seconds - 1)
-        left = grown * (best.seconds / float(problem.verify[0]) - 1.0)
-        if is_settled and grown >= 0.0 and left < _ENOUGH:
-            break
-        if abs(grown) > _CLOSE:
+        longer = best.seconds / float(spent.problem.verify[0]) - 1.0
+        is_close = grown >= fall and grown * longer < rise
+        caps = tried.caps
+        if is_close or is_ranked:
+            caps, is_settled = _moved(tried)
+            if is_close and is_settled:
+                return best, True
+        if is_ranked and abs(grown) > _CLOSE:
             caps = None
         rate = best.rate
-    return best
+    return best, False
 
 
 def _better(one: Answer, other: Answer) -> Answer:
@@ -119,6 +151,18 @@ def _uniform_rate(problem: Problem) -> float:
     return float(greatest(gain / (verify + rounds[:, None] * counting(lengths)), axis=None))
 
 
+def _each_alone(spent: Spending, rate: float) -> Answer:
+    """Every request's own best, if it paid its share of every round and the average token."""
+    problem = spent.problem
+    batch, last = problem.batch, len(problem.verify) - 1
+    token = float(problem.verify[last] - problem.verify[0]) / last
+    worth = price_shared(spent, rate).worth - (rate * token) * column(problem.lengths)
+    arm, length = np.divmod(worth.reshape(-1, batch).argmax(axis=0), problem.lengths)
+    if last < batch * (problem.lengths - 1) and int(total(length)) > last:
+        length = np.minimum(length, last // batch)
+    return evaluate(problem, arm, length)
+
+
 def _sharing(spent: Spending, rate: float) -> tuple[Answer, float]:
     """The best plan if every request paid for its share of a round, and a bound of the best rate.
 
@@ -133,20 +177,25 @@ def _sharing(spent: Spending, rate: float) -> tuple[Answer, float]:
     return evaluate(problem, arm, filled.length), rate + value / float(problem.verify[0])
 
 
-def _caps_to_try(problem: Problem, answer: Answer, start: Start) -> IntArray:
-    """The caps of an earlier plan, those of `answer`, and none: `[candidates, families]`."""
-    caps = np.zeros((3, len(problem.members)), dtype=np.int64)
-    caps[0] = np.minimum(start.caps, problem.lengths - 1)
-    np.maximum.at(caps[1], problem.family[answer.arm], answer.length)
-    caps[2] = problem.lengths - 1
+def _caps_to_try(problem: Problem, start: Start) -> IntArray:
+    """The caps of an earlier plan, and none: `[candidates, families]`."""
+    caps = np.full((2, len(problem.members)), problem.lengths - 1)
+    np.minimum(start.caps, caps[0], out=caps[0])
     return caps
 
 
-def _respond(prices: Prices, caps: IntArray | None) -> tuple[Answer, IntArray, bool]:
-    """The best plan at given prices under `caps`, or under ranked ones.
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """The best plan at given prices under the best of some caps."""
 
-    Also the caps to try next, and whether they hold nothing new.
-    """
+    prices: Prices
+    caps: IntArray  # [candidates, families]
+    filled: Filled
+    answer: Answer
+
+
+def _respond(prices: Prices, caps: IntArray | None) -> _Tried:
+    """The best plan at given prices under `caps`, or under ranked ones."""
     problem = prices.problem
     if caps is None:
         caps = rank_caps(prices)
@@ -154,8 +203,13 @@ def _respond(prices: Prices, caps: IntArray | None) -> tuple[Answer, IntArray, b
     cap, rows = caps[filled.caps], counting(problem.batch)
     capped = np.minimum(filled.length, cap[problem.family][:, None])  # [arms, requests]
     arm = prices.worth[column(len(capped)), capped, rows].argmax(axis=0)
-    answer = evaluate(problem, arm, capped[arm, rows])
-    moved = move_caps(prices, cap, filled.token)
+    return _Tried(prices, caps, filled, evaluate(problem, arm, capped[arm, rows]))
+
+
+def _moved(tried: _Tried) -> tuple[IntArray, bool]:
+    """The caps to try next, and whether they hold nothing new."""
+    caps, filled = tried.caps, tried.filled
+    moved = move_caps(tried.prices, caps[filled.caps], filled.token)
     if np.logical_and.reduce(caps == moved, axis=1).any():
-        return answer, caps, True
-    return answer, np.concatenate([caps, moved[None]]), False
+        return caps, True
+    return np.concatenate([caps, moved[None]]), False

@@ -79,12 +79,17 @@ def price_shared(spent: Spending, rate: float) -> Prices:
 
     No plan costs less than so: what is best here bounds what any plan is worth.
     """
+    worth = spent.problem.gain - rate * (spent.own + _shares(spent))
+    best = greatest(worth, axis=0, keepdims=True)
+    return Prices(spent.problem, rate, worth, by_family=best, base=_NO_BASE, costly=[])
+
+
+def _shares(spent: Spending) -> FloatArray:
+    """`[arms, lengths, 1]`: seconds beyond its own that a request pays at least for its rounds."""
     problem = spent.problem
     share = least(problem.round[:, 1:] / (counting(problem.batch) + 1), axis=1) - spent.each
-    seconds = spent.own + share[problem.family][:, None, None] * spent.rounds
-    worth = problem.gain - rate * seconds
-    best = greatest(worth, axis=0, keepdims=True)
-    return Prices(problem, rate, worth, by_family=best, base=_NO_BASE, costly=[])
+    seconds: FloatArray = share[problem.family][:, None, None] * spent.rounds
+    return seconds
 
 
 _NO_BASE: FloatArray = np.zeros(1)

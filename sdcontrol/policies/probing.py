@@ -6,12 +6,22 @@ that share of the time, whatever the arms, the batch and the machine, and a prob
 observations alone.
 """
 
-from sdcontrol.core import BatchView, Choice, Observation, Plan, RequestView
+from sdcontrol.core import (
+    BatchView,
+    Belief,
+    Choice,
+    Observation,
+    Plan,
+    RequestView,
+    family_of,
+)
+from sdcontrol.estimators.price import round_kv_tokens
 from sdcontrol.policies.problem import Problem
 
 __all__ = ["Probing"]
 
 _MOST_PATIENCE = 8
+_SOME = 0.5  # of a probe's price at the arm's own KV, below which its family's cannot be
 
 
 class Probing:
@@ -49,6 +59,22 @@ class Probing:
             self._allowance[arm] = 0.0
             again = min(2 * self._patience.get(arm, 1), _MOST_PATIENCE)
             self._patience[arm] = again if arm == probed else 1
+
+    def is_due(self, view: BatchView, plan: Plan, belief: Belief) -> bool:
+        """Whether some arm's allowance might pay for a probe beside the plan of a lone request."""
+        if not self.share or view.prefill_tokens:
+            return False
+        request, planned = view.requests[0], plan.choices[0].drafter
+        for arm in belief.survival:
+            allowance = self._allowance.get(arm)
+            if not allowance or arm == planned or arm in self._shadowed:
+                continue
+            kv_tokens = float(round_kv_tokens(request, arm))
+            seconds = float(belief.cost.draft_seconds(family_of(arm), 1.0, kv_tokens))
+            least = _SOME * seconds * self.num_draft_tokens * self._patience.get(arm, 1)
+            if allowance >= least:
+                return True
+        return False
 
     def probe(self, view: BatchView, plan: Plan, problem: Problem, rate: float) -> Plan:
         """`plan`, or where an arm's allowance pays for it, `plan` with one request trying it.

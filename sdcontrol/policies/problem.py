@@ -9,6 +9,7 @@ operation over arms, families or lengths runs along contiguous memory.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,9 @@ class Problem:
     def has_kinked_rounds(self) -> bool:
         """Whether the price of a round is far from linear in the requests that draft in it."""
         seconds = self.round[:, 1:]
+        steps = seconds[:, 1:] - seconds[:, :-1]
+        if np.abs(steps[:, 1:] - steps[:, :-1]).max(initial=0.0) <= 1e-9 * float(self.verify[0]):
+            return False
         slope = (seconds[:, -1:] - seconds[:, :1]) / max(self.batch - 1, 1)
         line = seconds[:, :1] + slope * np.arange(self.batch)
         return bool((np.abs(seconds - line) > 0.02 * seconds).any())
@@ -71,21 +75,33 @@ class Answer:
 
 def evaluate(problem: Problem, arm: IntArray, length: IntArray) -> Answer:
     """What `length[r]` tokens by `arm[r]` for every request r are worth."""
-    rows = np.arange(problem.batch)
+    batch = problem.batch
+    rows = _rows(batch)
     families, lengths = problem.round.shape[0], problem.lengths
-    gain = problem.batch + float(problem.gain[arm, length, rows].sum())
-    cells = np.bincount(problem.family[arm] * lengths + length, minlength=families * lengths)
+    cell = arm * lengths
+    cell += length
+    cell *= batch
+    cell += rows
+    gain = batch + float(np.add.reduce(problem.gain.take(cell)))
+    family = problem.family.take(arm)
+    cells = np.bincount(family * lengths + length, minlength=families * lengths)
     ending = cells.reshape(families, lengths)[:, :0:-1]  # who drafts K, K - 1, ..., 1 tokens
     drafting = np.add.accumulate(ending, axis=1)
     if problem.drafted is not None:  # only rounds to come
         drafting *= np.arange(lengths - 1, 0, -1) > problem.drafted[:, None]
-    seconds = float(problem.verify[length.sum()])
-    seconds += float(problem.round[np.arange(families)[:, None], drafting].sum())
+    drafting += _rows(families)[:, None] * (batch + 1)
+    seconds = float(problem.verify[int(np.add.reduce(length))])
+    seconds += float(np.add.reduce(problem.round.take(drafting), axis=None))
     if problem.excess is not None:
         rounds = length
         if problem.drafted is not None:
-            rounds = np.maximum(length - problem.drafted[problem.family[arm]], 0)
+            rounds = np.maximum(length - problem.drafted[family], 0)
         seconds += float(problem.excess[arm, rows] @ rounds)
     if problem.catch_up is not None:
         seconds += float(problem.catch_up[arm, rows] @ (length > 0))
     return Answer(arm, length, gain, seconds)
+
+
+@cache
+def _rows(count: int) -> IntArray:
+    return np.arange(count)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Hint, Plan, family_of
 from sdcontrol.estimators.price import sparse_budget
+from sdcontrol.policies.arrays import column, running
 from sdcontrol.policies.problem import IntArray, Problem
 
 __all__ = ["read", "read_drafted", "to_plan"]
@@ -147,10 +148,8 @@ def _gain(
     for a, rows in enumerate(survival):
         gain[a, 1 : rows.shape[1] + 1] = rows.T
     if limit is not None:
-        gain *= np.arange(lengths)[:, None] <= limit[:, None, :]
-    for n in range(2, lengths):
-        gain[:, n] += gain[:, n - 1]
-    return gain
+        gain *= column(lengths) <= limit[:, None, :]
+    return running(np.add, gain)
 
 
 def _rounds(
