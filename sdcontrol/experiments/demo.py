@@ -119,24 +119,25 @@ def _decode(
 
 def _table(arms: Sequence[Arm], ratios: Mapping[str, Ratio]) -> Table:
     table = Table(title="Output tokens per second against no speculation")
-    for column in ("policy", "speed", "95 % interval", "tokens/step", "drafted by", "accepted"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    table.add_column("policy", no_wrap=True)
+    for column in ("speed", "95 % interval", "tokens/step", "drafted by, accepted"):
+        table.add_column(column, justify="right", no_wrap=column == "speed")
     for arm in arms:
         ratio, stats = ratios[arm.policy], arm.engine.stats
         table.add_row(
-            f"{arm.policy} ({ARMS[arm.policy]})",
+            arm.policy,
             f"{ratio.median:.2f}x",
             f"{ratio.low:.2f} to {ratio.high:.2f}",
             f"{stats.tokens_per_step:.2f}",
-            *_drafter_columns(stats),
+            _drafters(stats),
         )
     return table
 
 
-def _drafter_columns(stats: EngineStats) -> tuple[str, str]:
+def _drafters(stats: EngineStats) -> str:
+    """How often each arm drafted, and the share of its tokens that was accepted."""
     used = [(name, drafter) for name, drafter in stats.drafters.items() if drafter.steps]
-    names = "\n".join(f"{name} {drafter.steps}x" for name, drafter in used)
-    return names or "-", "\n".join(f"{drafter.acceptance_rate:.0%}" for _, drafter in used) or "-"
+    return "\n".join(f"{name} {d.steps}x, {d.acceptance_rate:.0%}" for name, d in used) or "-"
 
 
 def _verdict(arms: Sequence[Arm], ratios: Mapping[str, Ratio], differing: int) -> str:
