@@ -17,7 +17,7 @@ from sdcontrol.errors import ConfigError, UnknownName
 __all__ = ["DrafterSpec", "build_drafters"]
 
 DrafterSpec = str | Drafter | PreTrainedModel
-_TREE_BRANCHES = 3
+_TREE_BRANCHES = 2
 
 
 def build_drafters(

@@ -37,7 +37,7 @@ __all__ = ["MAX_DRAFT_TOKENS", "NgramDrafter", "matched_lengths"]
 MAX_DRAFT_TOKENS = 32
 """Nodes that one draft may have."""
 
-_OCCURRENCES = 3  # of a match are looked at, or as many as may branch
+_OCCURRENCES = 2  # of a match are looked at, or as many as may branch
 _NO_DRAFT = Draft()
 _NO_HOPE = Hint(max_draft_tokens=0, match_tokens=0, confidence=0.0)
 
@@ -53,7 +53,7 @@ class NgramDrafter(Drafter):
     is_free = True
 
     def __init__(
-        self, *, name: str = "ngram", max_match: int = 16, min_match: int = 1, max_branches: int = 3
+        self, *, name: str = "ngram", max_match: int = 16, min_match: int = 1, max_branches: int = 2
     ) -> None:
         _check_settings(max_match, min_match, max_branches)
         self.name = name
