@@ -177,7 +177,10 @@ def main() -> None:
     models = load(options.models, getattr(torch, options.dtype))
     results = run(Case(models, prompts_of(models, options.prompts), options.tokens))
     if not options.no_write:
-        command = f"python -m benchmarks.divergence --dtype {options.dtype}"
+        command = (
+            f"python -m benchmarks.divergence --dtype {options.dtype} "
+            f"--prompts {options.prompts} --tokens {options.tokens}"
+        )
         print(write_results(f"divergence-{options.dtype}", command, results))
 
 
