@@ -78,10 +78,6 @@ class Drafting:
             raise ConfigError(f"unknown drafters {sorted(unknown)}; there are {[*self.families]}")
         return frozenset(named)
 
-    def reinstate(self, family: str) -> None:
-        """Let a quarantined family draft again."""
-        self.quarantined.pop(family, None)
-
     def take_faults(self) -> tuple[str, ...]:
         """The quarantines since the last call."""
         faults, self._faults = tuple(self._faults), []

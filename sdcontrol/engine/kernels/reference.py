@@ -22,7 +22,11 @@ _COPIED_BYTES_PER_CALL = 384 * 1024  # copying this much takes about as long as 
 
 
 class TorchAttention:
-    """`scaled_dot_product_attention` over gathered pages, one call per group."""
+    """`scaled_dot_product_attention` over pages: one call per group, which are gathered for it.
+
+    On a CPU a request whose blocks are consecutive is read in place, in a call of its own, where
+    that is cheaper than the copy.
+    """
 
     def attend(
         self, layer: int, query: Tensor, cache: KVCache, batch: PackedBatch, scale: float
