@@ -79,6 +79,7 @@ class BatchView:
     requests: tuple[RequestView, ...]
     free_kv_tokens: int  # draft slots that all requests together may use
     prefill_tokens: int = 0  # prompt tokens computed in the same step
+    _columns: object = field(default=None, init=False, repr=False, compare=False)  # see `columns`
 
 
 @dataclass(frozen=True, slots=True)
