@@ -34,7 +34,7 @@ def compiled(*signatures: str) -> Callable[[_Function], _Function]:
     def decorate(function: _Function) -> _Function:
         if numba is None:
             return function
-        options = {"cache": True, "nogil": True, "error_model": "numpy"}
-        return cast(_Function, numba.njit(list(signatures), **options)(function))
+        compile_for = numba.njit(list(signatures), cache=True, nogil=True, error_model="numpy")
+        return cast(_Function, compile_for(function))
 
     return decorate
