@@ -19,7 +19,7 @@ from sdcontrol.core import BatchView, Choice, Observation, Plan, RequestView, Ti
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.errors import ConfigError
 from sdcontrol.integrations.streaming import StreamEvent
-from sdcontrol.integrations.summary import summary_lines, summary_record
+from sdcontrol.integrations.summary import request_lines, summary_lines, summary_record
 from sdcontrol.integrations.transformers import SpeculativeDecoder
 from tests.engine_support import noised, tiny_model
 from tests.tokenizer_support import byte_tokenizer
@@ -444,6 +444,38 @@ def test_the_record_of_a_summary_is_json_with_the_same_numbers() -> None:
             "acceptance_length": pytest.approx(3.0),
         }
     }
+
+
+def test_the_report_of_a_request_says_what_was_chosen_since_when_and_why() -> None:
+    """One change of choice at the second step; the steps of each choice add up to all steps."""
+    request = RequestView("a", 9, 5, 50, drafters=("ngram",))
+    made = EngineStats()
+    for plan in (
+        Plan((Choice.off(),), "no match"),
+        Plan((Choice("ngram", 2),), "a match of 9 tokens"),
+        Plan((Choice.of("ngram", 2),), "a match of 10 tokens"),
+    ):
+        drafted = (plan.choices[0].num_draft_tokens,)
+        view = BatchView(0, (request,), 99)
+        made.add(Observation(view, plan, drafted, drafted, (0,), (1,), Timing()))
+    totals, acceptance, off, ngram = request_lines(made)
+    assert totals == "a: 3 tokens in 3 steps; ngram:2 67%, off 33%"
+    assert acceptance == "  ngram: 0 of 4 draft tokens accepted"
+    assert off == "  from token 5 on off: no match"
+    assert ngram == "  from token 5 on ngram:2: a match of 9 tokens"
+    (record,) = json.loads(json.dumps(summary_record(made)))["requests"]
+    assert sum(choice["steps"] for choice in record["choices"]) == record["steps"] == 3
+    assert [change["drafter"] for change in record["changes"]] == ["off", "ngram"]
+
+
+def test_histories_are_kept_of_the_latest_requests_only() -> None:
+    made = EngineStats()
+    for index in range(1100):
+        view = BatchView(index, (RequestView(str(index), 9, 5, 50),), 99)
+        made.add(Observation(view, Plan.off(view), (0,), (0,), (0,), (1,), Timing()))
+    assert len(made.requests) == 1024
+    assert "1099" in made.requests
+    assert "75" not in made.requests
 
 
 def test_an_engine_that_did_nothing_has_a_summary_too() -> None:

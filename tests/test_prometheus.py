@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,16 @@ def test_drafts_and_tokens_are_counted_by_drafter_and_position() -> None:
     assert not scrape.has(per_position, drafter="ngram", position="2")
     assert scrape("generation_tokens_total") == 8
     assert scrape("num_requests_running") == 4
+
+
+def test_the_shadow_of_a_free_drafter_is_exported() -> None:
+    """Two of three requests were scored: 2 of 5 and 0 of 1 emitted tokens would have been accepted."""
+    scrape = Scrape()
+    seen = observed((None, 0, 0, 0), (None, 0, 0, 0), ("ngram", 4, 4, 3))
+    seen = replace(seen, emitted=(5, 1, 4), shadow={"ngram": (2, 0, None)})
+    scrape.exporter.observe(seen)
+    assert scrape("shadow_tokens_total", drafter="ngram") == 6
+    assert scrape("shadow_accepted_tokens_total", drafter="ngram") == 2
 
 
 def test_waste_is_what_was_rejected_and_what_was_trimmed() -> None:

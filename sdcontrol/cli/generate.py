@@ -271,10 +271,10 @@ def _writer(options: argparse.Namespace, file: TextIO, num_prompts: int) -> Writ
 
 
 def _report(options: argparse.Namespace, stats: "EngineStats", ordered: InOrder) -> None:
-    from sdcontrol.integrations.summary import summary_lines, summary_record
+    from sdcontrol.integrations.summary import request_lines, summary_lines, summary_record
 
     if options.report:
-        print(*summary_lines(stats), sep="\n", file=sys.stderr)
+        print(*summary_lines(stats), *request_lines(stats), sep="\n", file=sys.stderr)
     if options.json is not None:
         result = {
             "version": __version__,

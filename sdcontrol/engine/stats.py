@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sdcontrol.core import Observation
+from sdcontrol.engine.history import RequestHistory, RequestLog
 
 __all__ = ["DrafterStats", "EngineStats"]
 
@@ -43,6 +44,13 @@ class EngineStats:
     lengths: dict[tuple[str, int], int] = field(default_factory=dict)  # (arm, length): times chosen
     seconds: dict[str, float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    shadows: dict[str, DrafterStats] = field(default_factory=dict)  # free drafters, while unused
+    history: RequestLog = field(default_factory=RequestLog)
+
+    @property
+    def requests(self) -> Mapping[str, RequestHistory]:
+        """What was chosen for each of the latest requests, and why."""
+        return self.history.requests
 
     def add(self, observation: Observation) -> None:
         """Count one step."""
@@ -52,6 +60,8 @@ class EngineStats:
         self.prefill_tokens += observation.view.prefill_tokens
         self.faults.extend(observation.faults)
         self._add_choices(observation)
+        self._add_shadows(observation)
+        self.history.add(observation)
         timing = observation.timing
         self._add_seconds({f"draft {name}": s for name, s in timing.draft_seconds.items()})
         self._add_seconds(
@@ -79,6 +89,20 @@ class EngineStats:
             stats.drafted += observation.drafted[row]
             stats.proposed += observation.proposed[row]
             stats.accepted += observation.accepted[row]
+
+    def _add_shadows(self, observation: Observation) -> None:
+        """Of the emitted tokens, those that an unused free drafter would have had accepted."""
+        for arm, counts in observation.shadow.items():
+            known = [
+                (count, emitted)
+                for count, emitted in zip(counts, observation.emitted, strict=True)
+                if count is not None
+            ]
+            if known:
+                stats = self.shadows.setdefault(arm, DrafterStats())
+                stats.steps += len(known)
+                stats.proposed += sum(emitted for _, emitted in known)
+                stats.accepted += sum(count for count, _ in known)
 
     def _add_seconds(self, seconds: Mapping[str, float]) -> None:
         for name, spent in seconds.items():

@@ -40,6 +40,10 @@ class DecodingMetrics:
         self._by_position = counter(spec + "accepted_tokens_per_pos", pos, "drafter", "position")
         self._wasted = counter("wasted_draft_tokens", waste, "drafter", "reason")
         self._choices = counter("choices", choices, "drafter", "num_draft_tokens")
+        agreed = "Emitted tokens that an unused free drafter would have had accepted."
+        shadowed = "Emitted tokens at which an unused free drafter was scored."
+        self._shadowed = counter("shadow_tokens", shadowed, "drafter")
+        self._agreed = counter("shadow_accepted_tokens", agreed, "drafter")
         self._running = Gauge(
             "num_requests_running",
             "Requests decoding in the last step.",
@@ -59,6 +63,10 @@ class DecodingMetrics:
             self._choices.labels(drafter or "off", str(length)).inc(times)
         for drafter in {choice.drafter for choice in observation.plan.choices} - {None}:
             self._count_drafter(str(drafter), observation)
+        for drafter, counts in observation.shadow.items():
+            scored = [n for n, e in zip(observation.emitted, counts, strict=True) if e is not None]
+            self._shadowed.labels(drafter).inc(sum(scored))
+            self._agreed.labels(drafter).inc(sum(count or 0 for count in counts))
 
     def _count_drafter(self, arm: str, observation: Observation) -> None:
         choices = observation.plan.choices

@@ -5,9 +5,10 @@ Knows the statistics of an engine; nothing of terminals or files.
 
 from dataclasses import asdict
 
+from sdcontrol.engine.history import RequestHistory
 from sdcontrol.engine.stats import EngineStats
 
-__all__ = ["summary_lines", "summary_record"]
+__all__ = ["request_lines", "summary_lines", "summary_record"]
 
 _HEADER = f"{'drafter':<20} {'steps':>7} {'proposed':>9} {'accepted':>9} {'rate':>6} {'length':>7}"
 
@@ -28,6 +29,12 @@ def summary_lines(stats: EngineStats) -> list[str]:
     if stats.faults:
         lines.append(f"faults: {len(stats.faults)}, the first: {stats.faults[0]}")
     return lines
+
+
+def request_lines(stats: EngineStats, most_requests: int = 16) -> list[str]:
+    """What was chosen for each of the latest requests and why, in words."""
+    latest = list(stats.requests.values())[-most_requests:]
+    return [line for history in latest for line in history.lines()]
 
 
 def summary_record(stats: EngineStats) -> dict[str, object]:
@@ -53,7 +60,36 @@ def summary_record(stats: EngineStats) -> dict[str, object]:
             {"drafter": arm, "num_draft_tokens": length, "times": times}
             for (arm, length), times in chosen
         ],
+        "shadows": {
+            arm: {"tokens": shadow.proposed, "accepted": shadow.accepted}
+            for arm, shadow in stats.shadows.items()
+        },
+        "requests": [_request_record(history) for history in stats.requests.values()],
         "faults": list(stats.faults),
+    }
+
+
+def _request_record(history: RequestHistory) -> dict[str, object]:
+    return {
+        "id": history.id,
+        "steps": history.steps,
+        "emitted_tokens": history.emitted,
+        "proposed": dict(history.proposed),
+        "accepted": dict(history.accepted),
+        "choices": [
+            {"drafter": c.drafter or "off", "num_draft_tokens": c.num_draft_tokens, "steps": steps}
+            for c, steps in history.choices.items()
+        ],
+        "changes": [
+            {
+                "step": change.step,
+                "generated_tokens": change.generated_tokens,
+                "drafter": change.choice.drafter or "off",
+                "num_draft_tokens": change.choice.num_draft_tokens,
+                "reason": change.reason,
+            }
+            for change in history.changes
+        ],
     }
 
 

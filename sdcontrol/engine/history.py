@@ -1,0 +1,102 @@
+"""What was chosen for each request, and why: a short history, kept for the latest requests.
+
+Knows observations only. A change of choice is an event; steps between two changes are counted.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from sdcontrol.core import Choice, Observation
+
+__all__ = ["ChoiceChange", "RequestHistory", "RequestLog"]
+
+_MOST_REQUESTS = 1024  # the latest ones
+_MOST_CHANGES = 32  # of one request, the latest ones
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceChange:
+    """From this step on, another choice than before."""
+
+    step: int
+    generated_tokens: int
+    choice: Choice
+    reason: str  # of the plan that made it
+
+
+@dataclass(slots=True)
+class RequestHistory:
+    """One request so far."""
+
+    id: str
+    steps: int = 0
+    emitted: int = 0
+    proposed: dict[str, int] = field(default_factory=dict)  # by arm
+    accepted: dict[str, int] = field(default_factory=dict)  # by arm
+    chosen: dict[Choice, int] = field(default_factory=dict)  # steps, up to the latest change
+    changes: list[ChoiceChange] = field(default_factory=list)
+    _same: int = 0  # steps since the latest change
+
+    @property
+    def choices(self) -> dict[Choice, int]:
+        """Steps by choice, most frequent first."""
+        counts = dict(self.chosen)
+        if self.changes:
+            latest = self.changes[-1].choice
+            counts[latest] = counts.get(latest, 0) + self._same
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+    def lines(self) -> list[str]:
+        """In words: a line of totals, then one per change of choice."""
+        shares = ", ".join(f"{_name(c)} {n / self.steps:.0%}" for c, n in self.choices.items())
+        lines = [f"{self.id}: {self.emitted} tokens in {self.steps} steps; {shares or 'no steps'}"]
+        for arm, proposed in self.proposed.items():
+            lines.append(f"  {arm}: {self.accepted[arm]} of {proposed} draft tokens accepted")
+        for change in self.changes:
+            why = f": {change.reason}" if change.reason else ""
+            lines.append(f"  from token {change.generated_tokens} on {_name(change.choice)}{why}")
+        return lines
+
+    def _add(self, row: int, observation: Observation) -> None:
+        choice = observation.plan.choices[row]
+        self.steps += 1
+        self.emitted += observation.emitted[row]
+        if not self.changes or self.changes[-1].choice != choice:
+            self._change(row, choice, observation)
+        self._same += 1
+        if choice.drafter is not None:
+            arm = choice.drafter
+            self.proposed[arm] = self.proposed.get(arm, 0) + observation.proposed[row]
+            self.accepted[arm] = self.accepted.get(arm, 0) + observation.accepted[row]
+
+    def _change(self, row: int, choice: Choice, observation: Observation) -> None:
+        if self.changes:
+            latest = self.changes[-1].choice
+            self.chosen[latest] = self.chosen.get(latest, 0) + self._same
+        self._same = 0
+        generated = observation.view.requests[row].generated_tokens
+        step, reason = observation.view.step, observation.plan.reason
+        self.changes.append(ChoiceChange(step, generated, choice, reason))
+        del self.changes[:-_MOST_CHANGES]
+
+
+class RequestLog:
+    """The histories of the latest requests, by id, in order of appearance."""
+
+    def __init__(self) -> None:
+        self.requests: OrderedDict[str, RequestHistory] = OrderedDict()
+
+    def add(self, observation: Observation) -> None:
+        """Note one step of every request in it."""
+        requests = self.requests
+        for row, view in enumerate(observation.view.requests):
+            history = requests.get(view.id)
+            if history is None:
+                history = requests[view.id] = RequestHistory(view.id)
+                if len(requests) > _MOST_REQUESTS:
+                    requests.popitem(last=False)
+            history._add(row, observation)
+
+
+def _name(choice: Choice) -> str:
+    return f"{choice.drafter}:{choice.num_draft_tokens}" if choice.drafter else "off"
