@@ -18,8 +18,8 @@ help:
 	@echo "make clean   remove .venv and the tools' caches"
 
 demo: $(INSTALLED)
-	@echo "==> demo: the bundled models under several policies"
-	@$(BIN)/python -m sdcontrol.experiments.demo
+	@echo "==> demo: the bundled models under several policies (experiments/demo.yaml)"
+	@$(BIN)/sdcontrol ab experiments/demo.yaml --output runs --overwrite
 
 test: $(INSTALLED)
 	@echo "==> tests"
@@ -53,6 +53,7 @@ imports: $(INSTALLED)
 
 clean:
 	@echo "==> removing .venv and caches"
+	@find . -name __pycache__ -prune -exec rm -rf {} +
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
 
 $(INSTALLED): pyproject.toml constraints.txt

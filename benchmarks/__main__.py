@@ -8,7 +8,11 @@ COMMANDS = (
     ("benchmarks.engine", "--dtype", "bfloat16"),
     ("benchmarks.ngram", "--json", "benchmarks/results/ngram.json"),
     ("benchmarks.divergence",),
-    ("benchmarks.policies", "--json", "benchmarks/results/policies.json"),
+    ("benchmarks.policies",),
+    ("benchmarks.regret",),
+    ("benchmarks.replay", "--json"),
+    ("benchmarks.fidelity", "--json"),
+    ("benchmarks.ab",),
 )
 
 

@@ -54,10 +54,12 @@ def setting() -> dict[str, object]:
     }
 
 
-def write_results(name: str, command: str, results: Sequence[Mapping[str, object]]) -> Path:
-    """Write `benchmarks/results/<name>.json`."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def write_results(
+    name: str, command: str, results: Sequence[Mapping[str, object]], *, folder: Path = RESULTS
+) -> Path:
+    """Write `<name>.json` to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     facts = {"command": command, **setting(), "results": list(results)}
     path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return path

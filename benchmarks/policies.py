@@ -1,28 +1,23 @@
 """How long the goodput policy plans, and how good its plans are.
 
-    python -m benchmarks.policies [--json FILE]
+    python -m benchmarks.policies [--repeats 30] [--instances 3000]
 
-Time: 8 positions, 4 arms (two of one family, one free), batches of 8, 64 and 256 with drawn
-survival and contexts, verification linear, in stairs and flat up to a ridge. Of each batch and
-shape 20 problems take turns, so that caches hold no single one: there every search starts from
-nothing. Then whole steps of a `Controller` with its online estimators, `plan` and `observe`, whose
-searches start from the last plan, as in a decode. Quality: the ratio to brute force
-for up to 5 requests, and to a multi-start local search at 64; see tests/test_goodput.py, whose
-instances these are. Absolute times of a shared machine say little: look at the 10th percentile too.
+Time: 8 positions, 4 arms (two of one family, one free), batches of 1 to 256 with drawn survival and
+contexts, verification linear, in stairs and flat up to a ridge. Of each batch and shape 20 problems
+take turns, so that caches hold no single one. The cost is that of the instances, whose five calls
+take about 20 microseconds of a plan. Then whole steps of a `Controller` with its online estimators.
+Quality: the ratio to brute force for up to 5 requests, and to a multi-start local search at 64; the
+instances are those of the tests. Absolute times of a shared machine say little: see the 10th
+percentile too.
 """
 
 import argparse
-import importlib.util
-import json
-import platform
 import sys
 import time
-from datetime import UTC, datetime
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
+from benchmarks.measuring import write_results
 from sdcontrol.controller import Controller
 from sdcontrol.core import (
     BatchView,
@@ -36,16 +31,23 @@ from sdcontrol.core import (
 )
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.maximise import maximise
-from sdcontrol.policies.reading import read
+from sdcontrol.policies.reading import read, to_choices
+from tests.plan_instances import (
+    ARMS,
+    HORIZON,
+    SHAPES,
+    all_plans,
+    drawn_instance,
+    multi_start,
+    small_instance,
+    worth,
+)
 
-ARMS = ("ngram", "sparse_kv:512", "sparse_kv:2048", "draft_model")
-SHAPES = ("linear", "stairs", "ridge")
 
-
-def plan_times(instances: ModuleType, batch: int, shape: str, repeats: int) -> dict[str, object]:
+def plan_times(batch: int, shape: str, repeats: int) -> dict[str, object]:
     """Microseconds of `plan` over drawn problems."""
     generator = np.random.default_rng(batch)
-    problems = [instances.drawn_instance(generator, batch, 8, ARMS, shape) for _ in range(20)]
+    problems = [drawn_instance(generator, batch, 8, ARMS, shape) for _ in range(20)]
     policy = Goodput()
     microseconds = []
     for turn in range(repeats + 2):
@@ -56,6 +58,7 @@ def plan_times(instances: ModuleType, batch: int, shape: str, repeats: int) -> d
                 microseconds.append(1e6 * (time.perf_counter() - started))
     low, median, high = np.percentile(microseconds, [10, 50, 99])
     return {
+        "time": "plan",
         "batch": batch,
         "shape": shape,
         "p10_us": round(float(low), 1),
@@ -83,7 +86,7 @@ def step_times(batch: int, steps: int) -> dict[str, object]:
     warm = steps // 4
     rows = {"plan": np.array(plans[warm:]), "observe": np.array(observes[warm:])}
     rows["both"] = rows["plan"] + rows["observe"]
-    times: dict[str, object] = {"batch": batch}
+    times: dict[str, object] = {"time": "plan and observe", "batch": batch}
     for name, microseconds in rows.items():
         median, high = np.percentile(microseconds, [50, 90])
         times[f"{name}_median_us"] = round(float(median), 1)
@@ -138,85 +141,66 @@ def outcome(
     return Observation(view, plan, lengths, lengths, accepted, emitted, timing, None, None, shadow)
 
 
-def brute_force_ratios(instances: ModuleType, count: int) -> dict[str, object]:
-    """Goodput of the plan over the best of all plans, on small instances."""
-    generator = np.random.default_rng(1)
-    ratios = []
-    for i in range(count):
-        batch = int(generator.integers(1, 6))
-        arms = ("a", "b", "c") if i % 2 else ("ngram", "sparse_kv:512", "draft_model")
-        depth = 4 if batch < 5 or i % 10 == 0 else 3
-        view, belief = instances.drawn_instance(generator, batch, depth, arms, SHAPES[i % 3])
-        found = instances.goodput_of(view, Goodput().plan(view, belief), belief)
-        ratios.append(found / instances.best_by_brute_force(view, belief))
-    return {"instances": count, "least": min(ratios), "mean": float(np.mean(ratios))}
+def brute_force_ratios(count: int) -> list[dict[str, object]]:
+    """Of the best plan, what ours is worth: tokens per second, and at a given rate."""
+    generator = np.random.default_rng(777)
+    ratios, given = [], []
+    for turn in range(count):
+        view, belief = small_instance(generator, turn)
+        problem = read(view, belief, HORIZON)
+        gains, seconds = all_plans(view, belief)
+        best = float((gains / seconds).max())
+        rate = best * (0.7, 1.0, 1.5)[turn % 3]
+        values = gains - rate * seconds
+        if problem is None:
+            continue
+        answer, at_rate = maximise(problem), maximise(problem, rate)
+        gain, spent = worth(view, Plan(to_choices(problem, answer)), belief)
+        ratios.append(gain / spent / best)
+        gain, spent = worth(view, Plan(to_choices(problem, at_rate)), belief)
+        lost = float(values.max()) - (gain - rate * spent)
+        given.append(1.0 - lost / float(gains[values.argmax()]))
+    return [_quality("brute force", ratios), _quality("brute force at a given rate", given)]
 
 
-def local_search_ratios(instances: ModuleType, count: int) -> dict[str, object]:
+def local_search_ratios(count: int) -> dict[str, object]:
     """Rate of the plan over that of a multi-start local search, at 64 requests."""
     generator = np.random.default_rng(2)
     ratios = []
-    for i in range(count):
-        view, belief = instances.drawn_instance(generator, 64, 8, ARMS, SHAPES[i % 3])
-        problem = read(view, belief, 64)
-        ratios.append(maximise(problem).rate / instances.multi_start(problem, generator))
-    return {"instances": count, "least": min(ratios), "mean": float(np.mean(ratios))}
+    for turn in range(count):
+        view, belief = drawn_instance(generator, 64, 8, ARMS, SHAPES[turn % 3])
+        problem = read(view, belief, HORIZON)
+        assert problem is not None
+        ratios.append(maximise(problem).rate / multi_start(problem, generator))
+    return _quality("local search at 64 requests", ratios)
+
+
+def _quality(beside: str, ratios: list[float]) -> dict[str, object]:
+    return {
+        "beside": beside,
+        "instances": len(ratios),
+        "least": float(min(ratios)),
+        "mean": float(np.mean(ratios)),
+        "below 0.995": sum(bool(ratio < 0.995) for ratio in ratios),
+    }
 
 
 def main() -> int:
-    """Print a table, and write it as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
+    """Print what was measured, and write it to `benchmarks/results/policies.json`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--instances", type=int, default=3000)
     arguments = parser.parse_args()
-    instances = _instances()
-    times = [
-        plan_times(instances, batch, shape, arguments.repeats)
-        for batch in (8, 64, 256)
-        for shape in SHAPES
-    ]
-    for row in times:
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    steps = [step_times(batch, 50 * arguments.repeats // 5) for batch in (1, 8, 64, 256)]
-    for row in steps:
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    quality = {
-        "brute force": brute_force_ratios(instances, 150),
-        "local search at 64": local_search_ratios(instances, 9),
-    }
-    for name, row in quality.items():
-        print(f"{name}: " + "  ".join(f"{key} {value:.6g}" for key, value in row.items()))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(_record(times, steps, quality), indent=2) + "\n")
+    rows: list[dict[str, object]] = []
+    for batch in (1, 8, 64, 256):
+        rows += [plan_times(batch, shape, arguments.repeats) for shape in SHAPES]
+        rows.append(step_times(batch, 10 * arguments.repeats))
+    rows += [*brute_force_ratios(arguments.instances), local_search_ratios(12)]
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    command = f"python -m benchmarks.policies --repeats {arguments.repeats}"
+    print(write_results("policies", f"{command} --instances {arguments.instances}", rows))
     return 0
-
-
-def _record(
-    times: list[dict[str, object]],
-    steps: list[dict[str, object]],
-    quality: dict[str, dict[str, object]],
-) -> object:
-    return {
-        "command": "python -m benchmarks.policies",
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.processor() or platform.machine(),
-        "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "plan": times,
-        "step": steps,
-        "quality": quality,
-    }
-
-
-def _instances() -> ModuleType:
-    """The instances and judges of the tests, loaded from their file."""
-    path = Path(__file__).parents[1] / "tests" / "test_goodput.py"
-    spec = importlib.util.spec_from_file_location("goodput_instances", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

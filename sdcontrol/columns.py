@@ -4,7 +4,9 @@ Every estimator and policy that computes over the batch starts here. Knows nothi
 mean for acceptance or cost. Requests are the last axis everywhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,10 @@ IntArray = NDArray[np.int64]
 
 NO_LIMIT = 1 << 30  # draft tokens, where a hint sets no limit
 NO_MATCH = -1  # matched tokens, where a hint does not speak of matches
+
+_NO_HINT = Hint()
+_NOTHING_SAID = np.array([NO_LIMIT, NO_MATCH, 0])[:, None, None]  # tokens: limit, match, catch-up
+_LEAST = np.array([0, NO_MATCH, 0])[:, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,47 +51,64 @@ def columns_of(view: BatchView) -> Columns:
 
 def _read(requests: tuple[RequestView, ...]) -> Columns:
     menus = [request.drafters for request in requests]
-    distinct = dict.fromkeys(menus)
-    arms = tuple(dict.fromkeys(arm for menu in distinct for arm in menu))
-    shape = len(arms), len(requests)
-    is_allowed = np.ones(shape, dtype=np.bool_)
-    all_allowed = len(distinct) == 1
-    if not all_allowed:
-        table = np.array([[arm in menu for menu in distinct] for arm in arms], dtype=np.bool_)
-        index_of = {menu: index for index, menu in enumerate(distinct)}
-        is_allowed = table.reshape(len(arms), len(distinct))[:, [index_of[menu] for menu in menus]]
+    all_allowed = bool(menus) and menus.count(menus[0]) == len(menus)
+    distinct = menus[:1] if all_allowed else dict.fromkeys(menus)
+    arms = tuple(dict.fromkeys([arm for menu in distinct for arm in menu]))
+    counts = np.empty((3, len(arms), len(requests)), np.int64)
+    counts[:] = _NOTHING_SAID
     columns = Columns(
         arms=arms,
-        context_tokens=np.array([r.context_tokens for r in requests], dtype=np.int64),
-        remaining_tokens=np.array([r.remaining_tokens for r in requests], dtype=np.int64),
-        is_allowed=is_allowed,
-        max_draft_tokens=np.full(shape, NO_LIMIT, dtype=np.int64),
-        match_tokens=np.full(shape, NO_MATCH, dtype=np.int64),
-        confidence=np.full(shape, np.nan),
-        catch_up_tokens=np.zeros(shape, dtype=np.int64),
+        context_tokens=np.array([request.context_tokens for request in requests], np.int64),
+        remaining_tokens=np.array([request.remaining_tokens for request in requests], np.int64),
+        is_allowed=_everything(counts.shape[1:]) if all_allowed else _allowed(arms, menus),
+        max_draft_tokens=counts[0],
+        match_tokens=counts[1],
+        confidence=_unknown(counts.shape[1:]),
+        catch_up_tokens=counts[2],
         all_allowed=all_allowed,
     )
     hints = [request.hints for request in requests]
     hinted = set().union(*hints)
     for index, arm in enumerate(arms):
         if arm in hinted:
-            _read_arm(columns, index, [menu.get(arm) for menu in hints])
+            _read_hints(columns, index, [menu.get(arm, _NO_HINT) for menu in hints])
+    np.maximum(counts, _LEAST, out=counts)
     return columns
 
 
-def _read_arm(columns: Columns, arm: int, hints: list[Hint | None]) -> None:
+@lru_cache
+def _everything(shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    return np.ones(shape, np.bool_)  # shared by columns, which nobody writes to
+
+
+def _unknown(shape: tuple[int, ...]) -> FloatArray:
+    confidence = np.empty(shape)
+    confidence.fill(np.nan)
+    return confidence
+
+
+def _allowed(arms: tuple[str, ...], menus: Sequence[tuple[str, ...]]) -> NDArray[np.bool_]:
+    rows = {menu: [arm in menu for arm in arms] for menu in dict.fromkeys(menus)}
+    allowed = np.array([rows[menu] for menu in menus], np.bool_).reshape(len(menus), len(arms))
+    return np.ascontiguousarray(allowed.T)
+
+
+def _read_hints(columns: Columns, arm: int, hints: Sequence[Hint]) -> None:
     """Fill in what the hints of one arm say."""
-    rows: list[int] | slice = slice(None)
-    found = [hint for hint in hints if hint is not None]
-    if len(found) < len(hints):
-        rows = [row for row, hint in enumerate(hints) if hint is not None]
-    limits = [hint.max_draft_tokens for hint in found]
-    columns.max_draft_tokens[arm, rows] = [NO_LIMIT if n is None else max(n, 0) for n in limits]
-    matches = [hint.match_tokens for hint in found]
-    columns.match_tokens[arm, rows] = [NO_MATCH if n is None else max(n, 0) for n in matches]
-    confidence = [hint.confidence for hint in found]
-    if any(value is not None for value in confidence):
-        columns.confidence[arm, rows] = [np.nan if c is None else c for c in confidence]
-    catch_up = [hint.catch_up_tokens for hint in found]
+    _fill(columns.max_draft_tokens, arm, [hint.max_draft_tokens for hint in hints], NO_LIMIT)
+    _fill(columns.match_tokens, arm, [hint.match_tokens for hint in hints], NO_MATCH)
+    _fill(columns.confidence, arm, [hint.confidence for hint in hints], np.nan)
+    catch_up = [hint.catch_up_tokens for hint in hints]
     if any(catch_up):
-        columns.catch_up_tokens[arm, rows] = catch_up
+        columns.catch_up_tokens[arm] = catch_up
+
+
+def _fill(
+    table: IntArray | FloatArray, arm: int, values: Sequence[float | None], missing: float
+) -> None:
+    """Write the row of `arm`, with `missing`, which it holds already, in the place of None."""
+    unknown = values.count(None)
+    if unknown == 0:
+        table[arm] = values  # type: ignore[assignment]
+    elif unknown < len(values):
+        table[arm] = [missing if value is None else value for value in values]

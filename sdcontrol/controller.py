@@ -75,7 +75,7 @@ class Controller:
         max_draft_tokens: int = 8,
         clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
-        self.policy = _built(policy)
+        self.policy, self.policy_config = _built(policy)
         self.cost: Cost = cost if cost is not None else OnlineCost()
         self.acceptance: Acceptance = (
             acceptance if acceptance is not None else AcceptanceEstimator(max_draft_tokens)
@@ -86,8 +86,10 @@ class Controller:
         self.faults: Counter[str] = Counter()
         self.is_quarantined = False
         self.drafts: bool = getattr(self.policy, "drafts", True)
-        given = cost is not None or acceptance is not None
-        self.learns = given or getattr(self.policy, "uses_belief", True)  # else nobody would ask
+        self.has_own_estimates = cost is not None or acceptance is not None
+        uses_belief = getattr(self.policy, "uses_belief", True)  # else nobody would ask
+        self.learns = self.has_own_estimates or uses_belief
+        self.num_observed = 0  # steps
         self._clock = clock
         self._pending: list[str] = []
         self._fault_steps: list[int] = []
@@ -146,6 +148,7 @@ class Controller:
 
     def observe(self, observation: Observation) -> None:
         """Learn what came of a step."""
+        self.num_observed += 1
         self._count_faults(observation)
         self._believed = None
         if self.learns:
@@ -197,12 +200,16 @@ class Controller:
         _log.warning("policy_faulted", policy=name, fault=kind, error=str(error), step=view.step)
 
 
-def _built(policy: "Policy | PolicyConfig | str | Mapping[str, object]") -> "Policy":
+def _built(
+    policy: "Policy | PolicyConfig | str | Mapping[str, object]",
+) -> "tuple[Policy, PolicyConfig | None]":
+    """The policy, and its settings where they are known."""
     from sdcontrol import policies  # only here: whoever imports a controller may bring a policy
 
     if isinstance(policy, policies.Policy):
-        return policy
-    return policies.build(policy)
+        return policy, None
+    config = policies.parse(policy)
+    return config.build(), config
 
 
 def _plain(view: BatchView, fault: str) -> Plan:

@@ -154,9 +154,13 @@ class Plan:
                 f"plan has {len(self.choices)} choices for {len(view.requests)} requests; "
                 "give one per request of the view, in its order"
             )
+        draft_tokens = 0
         for request, choice in zip(view.requests, self.choices, strict=True):
-            _check_choice(request, choice)
-        draft_tokens = sum(choice.num_draft_tokens for choice in self.choices)
+            length = choice.num_draft_tokens
+            if length:
+                if choice.drafter not in request.drafters or length >= request.remaining_tokens:
+                    _refuse(request, choice)
+                draft_tokens += length
         if draft_tokens > view.free_kv_tokens:
             raise PlanError(
                 f"plan drafts {draft_tokens} tokens, {view.free_kv_tokens} KV slots are free; "
@@ -164,19 +168,17 @@ class Plan:
             )
 
 
-def _check_choice(request: RequestView, choice: Choice) -> None:
-    if choice.drafter is None:
-        return
+def _refuse(request: RequestView, choice: Choice) -> None:
+    """Raise what is wrong with a choice that is impossible for its request."""
     if choice.drafter not in request.drafters:
         raise PlanError(
             f"request {request.id!r} may not use drafter {choice.drafter!r} now; "
             f"it may use {list(request.drafters)}"
         )
-    if choice.num_draft_tokens > request.remaining_tokens - 1:
-        raise PlanError(
-            f"request {request.id!r}: {choice.num_draft_tokens} draft tokens, but only "
-            f"{request.remaining_tokens} tokens remain; draft at most one less than that"
-        )
+    raise PlanError(
+        f"request {request.id!r}: {choice.num_draft_tokens} draft tokens, but only "
+        f"{request.remaining_tokens} tokens remain; draft at most one less than that"
+    )
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@
     ├── ConfigError             a setting, argument or name that cannot be used
     │   └── UnknownName         a policy, drafter or model name that does not exist
     ├── PlanError               a plan that does not fit its view
+    ├── ObservationError        an observation that does not fit its view
     ├── UnsupportedModel        a model feature that the attention path cannot honour
     ├── UnsupportedGeneration   a generation setting that cannot be honoured
     ├── RequestRefused          a request that can never run, or whose id is taken
@@ -24,6 +25,7 @@ __all__ = [
     "DrafterFault",
     "EngineClosed",
     "IntegrityError",
+    "ObservationError",
     "PlanError",
     "RequestRefused",
     "SdcontrolError",
@@ -48,6 +50,10 @@ class UnknownName(ConfigError):
 
 class PlanError(SdcontrolError, ValueError):
     """A plan does not fit its view."""
+
+
+class ObservationError(SdcontrolError, ValueError):
+    """An observation does not fit its view."""
 
 
 class UnsupportedModel(SdcontrolError, ValueError):

@@ -1,6 +1,7 @@
 """Facts about step costs that are corrected online."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -14,7 +15,8 @@ from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.cost import OnlineCost, UninformedCost
 from sdcontrol.estimators.pace import Pace
 from sdcontrol.estimators.price import expected_gain, round_kv_tokens, step_seconds
-from sdcontrol.estimators.regression import OnlineRegression
+from sdcontrol.estimators.regime import Regime
+from sdcontrol.estimators.regression import OnlineRegression, _non_negative_solution
 
 World = Callable[[int, int, int], float]
 """Seconds of a forward from its tokens, KV tokens and requests."""
@@ -145,25 +147,36 @@ def test_a_new_kind_of_step_is_learnt_from_the_first() -> None:
     assert not any(pace.skips(("draft_model",)) for _ in range(40))
 
 
-def test_measurements_that_wait_count_as_if_absorbed_one_by_one() -> None:
-    """After 44 measurements, 4 of them absorbed together, the normal equations are the same."""
+def test_a_measurement_enters_the_normal_equations_with_its_weight() -> None:
     rng = np.random.default_rng(3)
     spread = np.array([0.5, 0.5, 0.5])
     regression = OnlineRegression(np.ones(3), np.array([1.0, 0.0, 0.0]), spread)
-    for _ in range(40):
-        features = np.append(1.0, rng.uniform(0.5, 2.0, 2))
-        regression.update(features, float(features.sum()))
-    precision, relative = regression._precision.copy(), regression._relative.copy()
-    scale = regression.scale
     prior, forget = np.diag(1.0 / spread**2), 0.985
-    for _ in range(4):
+    for step in range(44):
         features = np.append(1.0, rng.uniform(0.5, 2.0, 2))
         seconds = float(features.sum())
-        weight = 1.0 / (0.1 * max(float(relative @ features), seconds / scale)) ** 2
-        precision = forget * precision + (1.0 - forget) * prior
-        precision += weight * np.outer(features, features)
+        expected, predicted = regression._precision.copy(), float(regression._relative @ features)
         regression.update(features, seconds)
-    np.testing.assert_allclose(regression._precision, precision, rtol=1e-10)
+        weight = 1.0 / (0.1 * max(predicted, seconds / regression.scale)) ** 2
+        expected = (
+            forget * expected + (1.0 - forget) * prior + weight * np.outer(features, features)
+        )
+        if step >= 5:  # the scale is settled
+            np.testing.assert_allclose(regression._precision, expected, rtol=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 6))
+def test_coefficients_are_the_best_that_are_not_negative(seed: int, size: int) -> None:
+    """The conditions of optimality: no gain by more of any, none by less of one that is positive."""
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(size, size))
+    precision, target = root @ root.T + 0.1 * np.eye(size), rng.normal(size=size)
+    solution = _non_negative_solution(precision, target, rng.uniform(-1.0, 1.0, size))
+    slope = precision @ solution - target
+    assert (solution >= 0.0).all()
+    assert (slope > -1e-8).all()
+    assert np.abs(slope[solution > 0.0]).max(initial=0.0) < 1e-8
 
 
 def test_a_paused_process_does_not_change_the_price() -> None:
@@ -305,6 +318,31 @@ def test_a_drift_between_prediction_and_measurement_is_noticed_and_said() -> Non
     assert [log["event"] for log in logs].count("speed_changed") == 1
     assert cost.last_prediction is not None
     assert cost.last_prediction.measured_seconds == pytest.approx(0.0511)
+
+
+def test_a_change_of_regime_is_said_once_with_its_reason() -> None:
+    """A batch that grows until arithmetic binds, and shrinks again, on a machine with a knee."""
+
+    def knee(tokens: int) -> float:
+        return 0.01 * max(1.0, tokens / 24.0)
+
+    cost, rng = OnlineCost(), np.random.default_rng(0)
+    batches = [4] * 60 + [64] * 60 + [4] * 60
+    with capture_logs() as logs:
+        for step, batch in enumerate(batches):
+            length = LENGTHS[step % len(LENGTHS)] if batch == 4 else step % 2
+            seconds = knee(batch * (1 + length)) * math.exp(0.05 * rng.normal())
+            cost.update(observed(seconds, step=step, batch=batch, length=length))
+    changes = [log for log in logs if log["event"] == "regime_changed"]
+    assert [change["regime"] for change in changes] == ["compute-bound", "memory-bound"]
+    assert [change["step"] // 60 for change in changes] == [1, 2]
+    assert re.search(r"1\.[6-9]\d? times as long: arithmetic binds", changes[0]["reason"])
+
+
+def test_a_load_between_the_regimes_changes_nothing() -> None:
+    """Growths of 0.5 with a spread of 0.2: the running one strays 0.05, the nearest bound is at 0.2."""
+    regime, rng = Regime(), np.random.default_rng(0)
+    assert not any(regime.judge(1.0, 1.5 + rng.uniform(-0.35, 0.35)) for _ in range(2000))
 
 
 def test_a_token_edge_must_be_positive() -> None:

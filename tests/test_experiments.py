@@ -1,8 +1,4 @@
-"""Comparisons: the statistics, the page, and the demonstration as a whole."""
-
-import json
-from html.parser import HTMLParser
-from pathlib import Path
+"""Paired ratios: what benchmarks and comparisons of a few blocks are made of."""
 
 import numpy as np
 import pytest
@@ -11,7 +7,6 @@ from hypothesis import strategies as st
 
 from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.compare import paired_ratio
-from sdcontrol.experiments.report import RunFacts, write_report
 
 positive = st.floats(0.01, 100.0)
 
@@ -45,61 +40,3 @@ def test_the_interval_covers_the_true_median() -> None:
 def test_measurements_that_cannot_be_paired_are_refused(bad: list[float]) -> None:
     with pytest.raises(ConfigError):
         paired_ratio(bad, [1.0])
-
-
-class _Page(HTMLParser):
-    """Collects text, and whatever the page would fetch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
-        self.fetched: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [value or "" for name, value in attrs if name in ("src", "href")]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def _facts() -> RunFacts:
-    return {
-        "machine": "x",
-        "threads": 2,
-        "versions": {"torch": "1"},
-        "differing_texts": 0,
-        "verdict": "faster <script>alert(1)</script>",
-        "arms": [
-            {
-                "policy": "goodput",
-                "description": "adaptive",
-                "speed": {"median": 1.5, "low": 1.4, "high": 1.6},
-                "tokens_per_second": [1.0],
-                "tokens_per_step": 2.0,
-                "seconds": {"verify": 1.0},
-                "lengths": {"off": 3, "ngram 4": 2},
-            }
-        ],
-    }
-
-
-def test_the_report_stands_alone_and_escapes_what_it_shows(tmp_path: Path) -> None:
-    page = _Page()
-    html = write_report(tmp_path / "report.html", _facts()).read_text(encoding="utf-8")
-    page.feed(html)
-    assert "<script" not in html
-    assert page.fetched == []
-    assert "1.50x" in page.text
-    assert "ngram 4" in page.text
-
-
-def test_the_demonstration_compares_all_policies_and_finds_the_same_text(tmp_path: Path) -> None:
-    from sdcontrol.experiments import demo
-
-    code = demo.main(["--blocks", "1", "--tokens", "6", "--output", str(tmp_path)])
-    facts = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert code == 0
-    assert [arm["policy"] for arm in facts["arms"]] == list(demo.ARMS)
-    assert facts["differing_texts"] == 0
-    assert all(arm["speed"]["num_blocks"] == 1 for arm in facts["arms"])
-    assert (tmp_path / "report.html").stat().st_size > 1000

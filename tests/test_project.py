@@ -239,7 +239,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(run: Run, tmp_path: Path) 
         assert "sdcontrol = sdcontrol.cli:main" in archive.read(entry_points).decode()
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"sdcontrol", f"sdcontrol-{sdcontrol.__version__}.dist-info"}
-    shipped = {".py", ".typed", ".json", ".md", ".safetensors"}
+    shipped = {".py", ".typed", ".json", ".md", ".safetensors", ".parquet", ".skops"}
+    shipped |= {".html", ".css", ".js"}
     in_tree = {p.relative_to(tree).as_posix() for p in (tree / "sdcontrol").rglob("*.*")}
     assert {name for name in in_tree if Path(name).suffix in shipped} <= names
     assert "sdcontrol/py.typed" in names

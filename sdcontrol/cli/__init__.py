@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from sdcontrol.cli.ab import add_ab
 from sdcontrol.cli.advise import add_advise
 from sdcontrol.cli.command import Parser, exit_code, logging_to_stderr, message_of, new_parser
 from sdcontrol.cli.generate import add_generate
@@ -21,7 +22,7 @@ from sdcontrol.cli.profile import add_profile
 
 __all__ = ["main"]
 
-_COMMANDS = (add_generate, add_advise, add_profile)
+_COMMANDS = (add_ab, add_generate, add_advise, add_profile)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

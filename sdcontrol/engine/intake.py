@@ -27,13 +27,22 @@ class Intake:
         self._num_named = 0
         self._lock = threading.Lock()
 
-    def add(self, make: Callable[[str], Request], request_id: str | None) -> str:
-        """Take the request that `make` makes for its id; raises `RequestRefused`."""
+    def add(
+        self,
+        make: Callable[[str], Request],
+        request_id: str | None,
+        arrived: Callable[[Request], None],
+    ) -> str:
+        """Take the request that `make` makes for its id, and say so to `arrived` before any step.
+
+        Raises `RequestRefused`.
+        """
         with self._lock:
             request = make(self._fresh_name() if request_id is None else request_id)
             if request.id in self.live:
                 raise RequestRefused(f"request id {request.id!r} is taken; choose another")
             self._check_fits(request)
+            arrived(request)
             self.live[request.id] = request
             self._arrivals.append(request)
         return request.id

@@ -19,6 +19,7 @@ from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
 from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
 from sdcontrol.engine.drafting import Drafting, Drafts
+from sdcontrol.engine.events import Events
 from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.intake import Intake
@@ -81,7 +82,7 @@ class Engine:
             vocab_size=self.runner.vocab_size,
         )
         self.stats = EngineStats()
-        self._events: list[TokenEvent] = []
+        self._events = Events(planner)
         self._ended: list[Request] = []  # with the last step
         self._is_closed = False
         self._free_kv_tokens = 0
@@ -148,7 +149,7 @@ class Engine:
                 may_draft=allowed.__contains__,
             )
 
-        return self._intake.add(make, request_id)
+        return self._intake.add(make, request_id, self._events.arrived)
 
     def cancel(self, request_id: str) -> bool:
         """End a request with the next step; False where no such request is live."""
@@ -174,8 +175,7 @@ class Engine:
 
     def take_events(self) -> list[TokenEvent]:
         """What was emitted since the last call, in order."""
-        events, self._events = self._events, []
-        return events
+        return self._events.take()
 
     def close(self) -> None:
         """Free the cache; the model is as it was found. Requests still live are dropped."""

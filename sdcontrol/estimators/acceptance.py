@@ -9,50 +9,33 @@ The model, for request `r`, arm `a`, position `j` and bucket `b` of what the hin
 
 The arm average is a ratio of counts in which only observed outcomes count: a draft accepted in full
 says nothing of the next position. A request counts ever less as it gives more, and as it deviates
-more, so that one odd request cannot drag the average along. The deviation is a mean-reverting random walk, tracked by an
-extended Kalman filter whose walk widens while its errors keep their sign. A request's own counts per
-position correct what remains. Arms that were seen to draft trees are counted by node: P(node is
-accepted) takes the place of the hazard.
+more, so that one odd request cannot drag the average along. The deviation is a mean-reverting random
+walk, tracked by an extended Kalman filter whose walk widens while its errors keep their sign. A
+request's own counts per position correct what remains. Arms that were seen to draft trees are counted
+by node: P(node is accepted) takes the place of the hazard.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sdcontrol.columns import columns_of
+from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Confidence, FloatArray, Observation, Plan
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.averages import ArmAverages
-from sdcontrol.estimators.confidence import ConfidenceCalibration
-from sdcontrol.estimators.deviations import DEVIATION_VARIANCE, Deviations
-from sdcontrol.estimators.evidence import Evidence, gather, tested_confidence
-from sdcontrol.estimators.hints import read_hints
+from sdcontrol.estimators.confidence import ConfidenceCalibration, flattened, given
+from sdcontrol.estimators.deviations import ACCEPTED, ODDS_RATIO, TESTED, VARIANCE, Deviations
+from sdcontrol.estimators.evidence import NOBODY, outcomes_of, prove
+from sdcontrol.estimators.hints import buckets_of
+from sdcontrol.estimators.learning import learn
 
 __all__ = ["AcceptanceEstimator"]
 
-IntArray = NDArray[np.intp]
+IntArray = NDArray[np.int64]
 
-_FAIR_SHARE_STEPS = 24.0  # drafts after which a request counts half in the arm average
-_SHARE_RETURNS = 0.005  # of what a request gave, per draft
-_ODD_DEVIATION = 2.0  # log-odds at which a request counts half again
-_WALK_VARIANCE = 0.002  # of the deviation's walk, per update
-_MOST_DEVIATION = 5.0
 _OWN_SHRINK_TOKENS = 16.0  # tokens that the model is worth against a request's own counts
-_OWN_MEMORY_TOKENS = 80.0
-_FEW_RATES = 1024  # up to which numpy's own accumulate is the faster way
-_TREND_RATE = 0.2
-_DRIFT_SCALE = (2.0 - _TREND_RATE) / _TREND_RATE  # makes trend^2 chi-squared(1) without drift
-
-
-@dataclass(frozen=True, slots=True)
-class _ViewHints:
-    """What the hints of one view say."""
-
-    view: BatchView
-    index_of: dict[str, int]
-    buckets: IntArray  # [arms, requests]
-    limits: IntArray  # [arms, requests]
 
 
 class AcceptanceEstimator:
@@ -67,48 +50,46 @@ class AcceptanceEstimator:
             raise ConfigError(f"max_draft_tokens is {max_draft_tokens}; it must be at least 1")
         self.max_draft_tokens = max_draft_tokens
         self._averages = ArmAverages(max_draft_tokens, prior or {})
-        self._requests = Deviations(max_draft_tokens, self._averages.num_arms)
-        self._trees: frozenset[str] = frozenset()
-        self._calibration: dict[str, ConfidenceCalibration] = {}
-        self._hints: _ViewHints | None = None  # of the last view: a memory that changes no answer
-        self._columns: IntArray = np.arange(max_draft_tokens)
+        num_arms = self._averages.num_arms
+        self._requests = Deviations(max_draft_tokens, num_arms)
+        self._calibration = ConfidenceCalibration(num_arms)
+        self._is_tree: NDArray[np.bool_] = np.zeros(num_arms, np.bool_)
+        self._index_of: dict[str | None, int] = {None: NOBODY}
+        self._index_of.update(self._averages.index_of)
+        self._believed: dict[tuple[str, ...], IntArray] = {}  # see `_index`
+        self._columns: dict[tuple[str, ...], IntArray] = {}  # see `_column_of`
 
     # what is believed
 
     def survival(self, view: BatchView, max_tokens: int | None = None) -> dict[str, FloatArray]:
         """By arm, `[requests, K]`: P(draft node j is accepted); 0 where it may not be used."""
-        depth = min(max_tokens or self.max_draft_tokens, self.max_draft_tokens)
-        menus = [request.drafters for request in view.requests]
-        distinct = dict.fromkeys(menus)
-        arms = list(dict.fromkeys(arm for menu in distinct for arm in menu))
-        if not arms:
-            return {}
-        buckets, limits = self._read_hints(view, arms)
-        rates = self._rates(self._requests.slots(view), arms, buckets)[:, :, :depth]
-        if len(distinct) > 1:
-            limits = limits * _allowed(menus, arms)
-        if limits.min() < depth:
-            rates *= self._columns[:depth] < limits[:, :, None]
-        is_chain = [arm not in self._trees for arm in arms] if self._trees else []
-        survival = _running_product(rates, is_chain)
-        return dict(zip(arms, survival, strict=True))
+        columns = columns_of(view)
+        survival = _believe(
+            self._index(columns.arms),
+            (self._averages.odds, self._is_tree),
+            (self._requests.slots(view), self._requests.state, self._requests.counts),
+            (
+                buckets_of(columns.match_tokens, columns.confidence),
+                columns.max_draft_tokens,
+                columns.is_allowed,
+            ),
+            min(max_tokens or self.max_draft_tokens, self.max_draft_tokens),
+        )
+        return dict(zip(columns.arms, survival, strict=True))
 
-    def _read_hints(self, view: BatchView, arms: Sequence[str]) -> tuple[IntArray, IntArray]:
-        """`read_hints`, from memory where `view` is the one that was planned. Do not write to it."""
-        last = self._hints
-        if last is not None and last.view is view and all(arm in last.index_of for arm in arms):
-            rows = [last.index_of[arm] for arm in arms]
-            return last.buckets[rows], last.limits[rows]
-        buckets, limits = read_hints(view, arms)
-        index_of = {arm: index for index, arm in enumerate(arms)}
-        self._hints = _ViewHints(view, index_of, buckets, limits)
-        return buckets, limits
+    def _index(self, arms: tuple[str, ...]) -> IntArray:
+        """Where each arm's average is, `[arms]`."""
+        index = self._believed.get(arms)
+        if index is None:
+            index = np.array([self._averages.index(arm) for arm in arms], np.int64)
+            self._believed[arms] = index
+        return index
 
     def uncertainty(self, view: BatchView, arm: str) -> FloatArray:
         """Standard deviation of each request's log-odds of acceptance by `arm`, `[requests]`."""
         index = self._averages.index(arm)
         tokens = 1.0 + float(self._averages.tested[index].sum())
-        variance = self._requests.variance[self._requests.slots(view), index]
+        variance = self._requests.state[self._requests.slots(view), index, VARIANCE]
         spread: FloatArray = np.sqrt(variance + 4.0 / tokens)
         return spread
 
@@ -125,156 +106,119 @@ class AcceptanceEstimator:
         that is not a finite number says nothing. Trees keep their survival.
         """
         conditioned = dict(survival)
-        for arm in dict.fromkeys(choice.drafter for choice in plan.choices):
-            if arm is None or arm in self._trees or arm not in survival:
+        drafters = [choice.drafter for choice in plan.choices]
+        known = flattened(confidence)
+        for arm in dict.fromkeys(drafters):
+            if arm is None or arm not in survival:
                 continue
-            rows = [
-                row
-                for row, choice in enumerate(plan.choices)
-                if choice.drafter == arm and row < len(confidence) and confidence[row]
-            ]
-            if rows:
-                known = _padded([confidence[row] for row in rows], survival[arm].shape[1])
-                conditioned[arm] = survival[arm].copy()
-                conditioned[arm][rows] = self._given(arm, survival[arm][rows], known)
+            index = self._averages.index(arm)
+            if not self._is_tree[index]:
+                rows = np.array([drafter == arm for drafter in drafters], np.bool_)
+                before = np.ascontiguousarray(survival[arm], np.float64)
+                conditioned[arm] = given(before, rows, *known, self._calibration.curve[index])
         return conditioned
-
-    def _given(self, arm: str, survival: FloatArray, known: FloatArray) -> FloatArray:
-        """Survival of chains given confidences, all `[rows, K]`, NaN where nothing is known."""
-        hazards, before = survival.copy(), survival[:, :-1]
-        np.divide(survival[:, 1:], before, out=hazards[:, 1:], where=before > 0)
-        calibrated = self._calibrated(arm, np.clip(known, 0.0, 1.0))
-        given: FloatArray = np.where(np.isfinite(known), calibrated, hazards).cumprod(axis=1)
-        return given
-
-    def _rates(self, slots: IntArray, arms: list[str], buckets: IntArray) -> FloatArray:
-        """Hazards (chains) or acceptance rates (trees), `[arms, requests, K]`."""
-        index = np.array([self._averages.index(arm) for arm in arms], dtype=np.intp)[:, None]
-        rates = self._averages.odds[index, buckets]
-        rates *= self._requests.odds_ratio[slots, index][:, :, None]
-        rates /= 1.0 + rates
-        rates *= _OWN_SHRINK_TOKENS
-        rates += self._requests.accepted[slots, index]
-        rates /= self._requests.tested[slots, index] + _OWN_SHRINK_TOKENS
-        return rates
-
-    def _calibrated(self, arm: str, confidence: FloatArray) -> FloatArray:
-        calibration = self._calibration.get(arm)
-        return confidence if calibration is None else calibration.acceptance(confidence)
 
     # what is learnt
 
     def update(self, observation: Observation) -> None:
-        """Learn from the drafts that were verified, and from free drafters' shadows."""
-        slots = self._requests.admit(observation.view)
+        """Learn from the drafts that were verified, and from free drafters' shadows.
+
+        Raises `ObservationError` where the observation does not fit its view.
+        """
+        view, averages, requests = observation.view, self._averages, self._requests
+        self._know(observation)
         self._notice_trees(observation)
-        self._calibrate(observation)
-        evidence = gather(
-            observation, self.max_draft_tokens, self._trees, self._calibrated, self._read_hints
+        outcomes = outcomes_of(observation, self._index_of, self.max_draft_tokens)
+        if observation.confidence is not None:
+            self._calibration.update(outcomes.submitted, outcomes.confidence, self._is_tree)
+        columns = columns_of(view)
+        column_of = self._column_of(columns.arms)
+        evidence = prove(
+            outcomes,
+            self._is_tree,
+            self._calibration.curve,
+            column_of=column_of,
+            limits=columns.max_draft_tokens,
+            depth=self.max_draft_tokens,
         )
-        if not len(evidence.rows):
-            return
-        for arm in evidence.names:
-            self._know(arm)
-        index = np.array([self._averages.index(arm) for arm in evidence.names], dtype=np.intp)
-        cells = slots[evidence.rows], index[evidence.arms]
-        drift = self._track(cells, evidence)
-        self._count_own(cells, drift, evidence)
-        self._count_for_arms(cells, evidence)
+        learn(
+            evidence,
+            (requests.admit(view), requests.state, requests.counts),
+            (column_of, buckets_of(columns.match_tokens, columns.confidence)),
+            averages.tables,
+        )
 
-    def _know(self, arm: str) -> None:
-        if arm not in self._averages.index_of:
-            self._averages.add(arm)
-            self._requests.add_arms(self._averages.num_arms)
+    def _column_of(self, arms: tuple[str, ...]) -> IntArray:
+        """Which of the columns of `arms` is of each arm that was seen; `NOBODY` where none is."""
+        column_of = self._columns.get(arms)
+        if column_of is None:
+            index_of = self._averages.index_of
+            row = {index_of[arm]: column for column, arm in enumerate(arms) if arm in index_of}
+            rows = [row.get(index, NOBODY) for index in range(self._averages.num_arms)]
+            column_of = self._columns[arms] = np.array(rows, np.int64)
+        return column_of
 
-    def _track(self, cells: tuple[IntArray, IntArray], evidence: Evidence) -> FloatArray:
-        """One step of each deviation's Kalman filter; how strongly each drifts, `[entries]`."""
-        state = self._requests
-        odds = self._averages.odds[cells[1], evidence.buckets]
-        odds *= state.odds_ratio[cells][:, None]
-        rates = odds / (1.0 + odds)
-        expected = evidence.tested * rates
-        error = (evidence.accepted - expected).sum(axis=1)
-        information = (expected * (1.0 - rates)).sum(axis=1) + 1e-9
-        variance = state.variance[cells]
-        surprise = error / np.sqrt(information * (1.0 + information * variance))
-        trend = state.trend[cells] + _TREND_RATE * (surprise - state.trend[cells])
-        drift: FloatArray = np.maximum(_DRIFT_SCALE * trend**2 - 1.5, 0.0)
-        variance = np.minimum(variance + _WALK_VARIANCE * (1.0 + 10.0 * drift), DEVIATION_VARIANCE)
-        variance /= 1.0 + information * variance
-        mean = (1.0 - _WALK_VARIANCE) * state.mean[cells] + variance * error
-        mean = np.minimum(np.maximum(mean, -_MOST_DEVIATION), _MOST_DEVIATION)
-        state.mean[cells], state.variance[cells] = mean, variance
-        state.trend[cells], state.odds_ratio[cells] = trend, np.exp(mean)
-        return drift
+    def _know(self, observation: Observation) -> None:
+        """Room for every arm that was used or scored."""
+        drafters = {choice.drafter: None for choice in observation.plan.choices}
+        new = [
+            arm for arm in (*drafters, *observation.shadow) if arm not in self._averages.index_of
+        ]
+        for arm in new:
+            if arm is not None:
+                self._add(arm)
 
-    def _count_own(
-        self, cells: tuple[IntArray, IntArray], drift: FloatArray, evidence: Evidence
-    ) -> None:
-        """Counts per position of each request, where no hint mixes different situations."""
-        plain = (evidence.buckets == 0)[:, None]
-        tested = self._requests.tested[cells] + evidence.tested * plain
-        accepted = self._requests.accepted[cells] + evidence.accepted * plain
-        memory = _OWN_MEMORY_TOKENS / (1.0 + 2.0 * drift)
-        fade = np.minimum(1.0, memory[:, None] / np.maximum(tested, 1.0))
-        self._requests.tested[cells] = tested * fade
-        self._requests.accepted[cells] = accepted * fade
-
-    def _count_for_arms(self, cells: tuple[IntArray, IntArray], evidence: Evidence) -> None:
-        """The arm averages; the more a request gave, and the odder it is, the less it adds."""
-        given = self._requests.given[cells] * (1.0 - _SHARE_RETURNS)
-        self._requests.given[cells] = given + 1.0
-        oddness = 1.0 + (self._requests.mean[cells] / _ODD_DEVIATION) ** 2
-        weight = (1.0 / (oddness * (1.0 + given / _FAIR_SHARE_STEPS)))[:, None]
-        where = cells[1], evidence.buckets
-        self._averages.count(where, evidence.tested * weight, evidence.accepted * weight)
-
-    def _calibrate(self, observation: Observation) -> None:
-        if observation.confidence is None:
-            return
-        for arm in dict.fromkeys(choice.drafter for choice in observation.plan.choices):
-            if arm is not None and arm not in self._trees:
-                confidence, was_accepted = tested_confidence(observation, arm)
-                if len(confidence):
-                    calibration = self._calibration.setdefault(arm, ConfidenceCalibration())
-                    calibration.update(confidence, was_accepted)
+    def _add(self, arm: str) -> None:
+        self._averages.add(arm)
+        self._index_of[arm] = self._averages.index_of[arm]
+        num_arms = self._averages.num_arms
+        self._requests.add_arms(num_arms)
+        self._calibration.add_arms(num_arms)
+        self._is_tree = np.append(self._is_tree, False)
+        self._believed.clear()
+        self._columns.clear()
 
     def _notice_trees(self, observation: Observation) -> None:
         """An arm whose accepted path once skipped a node drafts trees: count it by node from now."""
         if observation.accepted_nodes is None:
             return
         for choice, nodes in zip(observation.plan.choices, observation.accepted_nodes, strict=True):
-            arm = choice.drafter
             skipped = bool(nodes) and nodes[-1] != len(nodes) - 1
-            if skipped and arm is not None and arm not in self._trees:
-                self._know(arm)
-                self._trees |= {arm}
-                self._averages.become_tree(arm)
-                self._requests.forget_counts(self._averages.index(arm))
+            if skipped and choice.drafter is not None:
+                index = self._averages.index_of[choice.drafter]
+                if not self._is_tree[index]:
+                    self._is_tree[index] = True
+                    self._averages.become_tree(choice.drafter)
+                    self._requests.forget_counts(index)
 
 
-def _allowed(menus: list[tuple[str, ...]], arms: list[str]) -> IntArray:
-    """1 where a request may use an arm, else 0; broadcasts to `[arms, requests]`."""
-    distinct = {menu: index for index, menu in enumerate(dict.fromkeys(menus))}
-    table = np.array([[arm in menu for menu in distinct] for arm in arms], dtype=np.intp)
-    return table[:, [distinct[menu] for menu in menus]] if len(distinct) > 1 else table
-
-
-def _running_product(rates: FloatArray, is_chain: list[bool]) -> FloatArray:
-    """Cumulative product of the chains' rates along the positions, in place; empty: all chains."""
-    if not all(is_chain):
-        rates[is_chain] = np.cumprod(rates[is_chain], axis=2)
-    elif rates.size < _FEW_RATES:
-        np.multiply.accumulate(rates, axis=2, out=rates)
-    else:
-        for column in range(1, rates.shape[2]):
-            rates[:, :, column] *= rates[:, :, column - 1]
-    return rates
-
-
-def _padded(rows: list[tuple[float, ...]], width: int) -> FloatArray:
-    """Ragged rows as `[rows, width]`, NaN beyond their ends."""
-    padded = np.full((len(rows), width), np.nan)
-    for index, values in enumerate(rows):
-        padded[index, : len(values)] = values[:width]
-    return padded
+@compiled(
+    "float64[:, :, ::1](int64[::1], Tuple((float64[:, :, ::1], boolean[::1])),"
+    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1])),"
+    " Tuple((int64[:, ::1], int64[:, ::1], boolean[:, ::1])), int64)"
+)
+def _believe(
+    index: IntArray,  # [arms], among all arms
+    averages: tuple[FloatArray, NDArray[np.bool_]],  # odds, is_tree
+    requests: tuple[IntArray, FloatArray, FloatArray],  # slots, state, counts
+    hints: tuple[IntArray, IntArray, NDArray[np.bool_]],  # buckets, limits, is_allowed
+    depth: int,
+) -> FloatArray:
+    """Survival, `[arms, requests, depth]`: products of hazards (chains) or rates (trees)."""
+    odds, is_tree = averages
+    slots, state, counts = requests
+    buckets, limits, is_allowed = hints
+    survival = np.zeros((len(index), len(slots), depth))
+    for a in range(len(index)):
+        arm = index[a]
+        for r in range(len(slots)):
+            own, ratio = counts[slots[r], arm], state[slots[r], arm, ODDS_RATIO]
+            before = 1.0
+            for j in range(min(depth, limits[a, r]) if is_allowed[a, r] else 0):
+                own_odds = odds[arm, buckets[a, r], j] * ratio
+                hits = _OWN_SHRINK_TOKENS * own_odds + own[ACCEPTED, j] * (1.0 + own_odds)
+                rate = hits / ((1.0 + own_odds) * (_OWN_SHRINK_TOKENS + own[TESTED, j]))
+                survival[a, r, j] = rate * before
+                if not is_tree[arm]:
+                    before = survival[a, r, j]
+    return survival

@@ -1,72 +1,155 @@
 """What a drafter's own confidence is worth: from confidence to probability of acceptance.
 
-Knows nothing of requests, positions or plans. A drafter's confidence in a token is given that the
-tokens before it are accepted, so calibration is fitted on tokens whose predecessors were accepted.
+Knows nothing of requests or plans. A drafter's confidence in a token is given that the tokens before
+it are accepted, so calibration is fitted on tokens whose predecessors were accepted.
+
+The confidences of a batch are ragged: request r has `values[starts[r] : starts[r + 1]]`.
 """
+
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.core import FloatArray
+from sdcontrol.compiled import compiled
+from sdcontrol.core import Confidence, FloatArray
 
-__all__ = ["ConfidenceCalibration"]
+__all__ = ["ConfidenceCalibration", "calibrated", "flattened", "given"]
+
+IntArray = NDArray[np.int64]
 
 _BINS = 16
+_CENTRES: FloatArray = (np.arange(_BINS) + 0.5) / _BINS
 _PRIOR_TOKENS = 4.0  # tokens in each bin that the uncalibrated confidence is worth
-_MOST_WAITING = 8  # steps that are counted together, unless the curve is asked for
 _MEMORY_TOKENS = 2000.0  # tokens after which a bin forgets
 
 
 class ConfidenceCalibration:
-    """A non-decreasing map from confidence to acceptance for one drafter arm, learnt online.
+    """Non-decreasing maps from confidence to acceptance, one per drafter arm, learnt online.
 
     Bins of equal width, each shrunk to its own centre, made non-decreasing by pooling adjacent
-    violators, read with linear interpolation.
+    violators, read with linear interpolation. All arrays are `[arms, bins]`.
     """
 
-    def __init__(self) -> None:
-        self._centres: FloatArray = (np.arange(_BINS) + 0.5) / _BINS
-        self._tested: FloatArray = np.full(_BINS, _PRIOR_TOKENS)
-        self._accepted: FloatArray = _PRIOR_TOKENS * self._centres
-        self._curve: FloatArray | None = self._centres.copy()
-        self._waiting: list[tuple[FloatArray, NDArray[np.bool_]]] = []
+    def __init__(self, num_arms: int = 0) -> None:
+        shape = 0, _BINS
+        self.tested: FloatArray = np.zeros(shape)
+        self.accepted: FloatArray = np.zeros(shape)
+        self.curve: FloatArray = np.zeros(shape)
+        self.add_arms(num_arms)
 
-    def update(self, confidence: FloatArray, was_accepted: NDArray[np.bool_]) -> None:
-        """Learn from tokens whose predecessors were accepted: both `[tokens]`, confidence finite."""
-        self._waiting.append((confidence, was_accepted))
-        if len(self._waiting) >= _MOST_WAITING:
-            self._absorb()
+    def add_arms(self, num_arms: int) -> None:
+        """Room for `num_arms` arms in all."""
+        blank = np.full((max(num_arms - len(self.curve), 0), _BINS), _PRIOR_TOKENS)
+        self.tested = np.concatenate([self.tested, blank])
+        self.accepted = np.concatenate([self.accepted, blank * _CENTRES])
+        self.curve = np.concatenate([self.curve, blank * 0.0 + _CENTRES])
 
-    def _absorb(self) -> None:
-        """Count what waits."""
-        confidence = np.concatenate([values for values, _ in self._waiting])
-        was_accepted = np.concatenate([outcomes for _, outcomes in self._waiting])
-        self._waiting.clear()
-        index = np.minimum((confidence * _BINS).astype(np.intp), _BINS - 1)
-        self._tested += np.bincount(index, minlength=_BINS)
-        self._accepted += np.bincount(index, weights=was_accepted, minlength=_BINS)
-        fade = np.minimum(1.0, _MEMORY_TOKENS / self._tested)
-        self._tested *= fade
-        self._accepted *= fade
-        self._curve = None
+    def update(
+        self,
+        outcomes: tuple[IntArray, IntArray, IntArray],
+        confidence: tuple[FloatArray, IntArray],
+        is_tree: NDArray[np.bool_],
+    ) -> None:
+        """Learn from the tokens that verification reached; one whose confidence is nonsense is not.
 
-    def acceptance(self, confidence: FloatArray) -> FloatArray:
-        """Probability that a token is accepted if its predecessors are; same shape, NaN for NaN."""
-        if self._waiting:
-            self._absorb()
-        if self._curve is None:
-            self._curve = _non_decreasing(self._accepted / self._tested, self._tested)
-        return np.interp(confidence, self._centres, self._curve)
+        `outcomes` are arm, proposed and accepted tokens, `[requests]`. A negative arm is left out,
+        and so are those that draft trees, by `is_tree`, `[arms]`.
+        """
+        _calibrate(outcomes, confidence, (self.tested, self.accepted, self.curve), is_tree)
 
 
-def _non_decreasing(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The non-decreasing sequence nearest to `values` by weighted squares (pool violators)."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, length
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        mean, total, length = value, weight, 1
-        while blocks and blocks[-1][0] > mean:
-            previous, more, longer = blocks.pop()
-            mean = (mean * total + previous * more) / (total + more)
-            total, length = total + more, length + longer
-        blocks.append((mean, total, length))
-    return np.repeat([block[0] for block in blocks], [block[2] for block in blocks])
+def flattened(confidence: Confidence) -> tuple[FloatArray, IntArray]:
+    """Values, and where each request's start, `[requests + 1]`."""
+    starts = np.array([*accumulate(map(len, confidence), initial=0)], np.int64)
+    return np.array([*chain.from_iterable(confidence)], np.float64), starts
+
+
+@compiled("float64(float64, float64[::1])")
+def calibrated(confidence: float, curve: FloatArray) -> float:
+    """Probability that a token is accepted if its predecessors are; confidence in [0, 1]."""
+    position = min(max(confidence * _BINS - 0.5, 0.0), _BINS - 1.0)
+    below = min(int(position), _BINS - 2)
+    return float(curve[below] + (position - below) * (curve[below + 1] - curve[below]))
+
+
+@compiled("void(float64[::1], float64[::1], float64[::1])")
+def _pool(tested: FloatArray, accepted: FloatArray, curve: FloatArray) -> None:
+    """Set `curve` to the non-decreasing one nearest to the rates by weighted squares, `[bins]`."""
+    mean, weight, length = np.empty(_BINS), np.empty(_BINS), np.empty(_BINS, np.int64)
+    blocks = 0
+    for b in range(_BINS):
+        fade = min(1.0, _MEMORY_TOKENS / tested[b])
+        tested[b] *= fade
+        accepted[b] *= fade
+        mean[blocks], weight[blocks], length[blocks] = accepted[b] / tested[b], tested[b], 1
+        while blocks > 0 and mean[blocks - 1] > mean[blocks]:
+            both = weight[blocks - 1] + weight[blocks]
+            total = mean[blocks - 1] * weight[blocks - 1] + mean[blocks] * weight[blocks]
+            blocks -= 1
+            mean[blocks], weight[blocks] = total / both, both
+            length[blocks] += length[blocks + 1]
+        blocks += 1
+    end = 0
+    for block in range(blocks):
+        curve[end : end + length[block]] = mean[block]
+        end += length[block]
+
+
+@compiled(
+    "void(UniTuple(int64[::1], 3), Tuple((float64[::1], int64[::1])),"
+    " UniTuple(float64[:, ::1], 3), boolean[::1])"
+)
+def _calibrate(
+    outcomes: tuple[IntArray, IntArray, IntArray],
+    confidence: tuple[FloatArray, IntArray],
+    state: tuple[FloatArray, FloatArray, FloatArray],
+    is_tree: NDArray[np.bool_],
+) -> None:
+    arms, proposed, num_accepted = outcomes
+    values, starts = confidence
+    tested, accepted, curve = state
+    touched = np.zeros(len(curve), np.bool_)
+    for r in range(min(len(arms), len(starts) - 1)):
+        arm = arms[r]
+        reached = min(num_accepted[r] + 1, proposed[r], starts[r + 1] - starts[r])
+        for j in range(reached if arm >= 0 and not is_tree[arm] else 0):
+            value = values[starts[r] + j]
+            if 0.0 <= value <= 1.0:  # False for NaN
+                index = min(int(value * _BINS), _BINS - 1)
+                tested[arm, index] += 1.0
+                if j < num_accepted[r]:
+                    accepted[arm, index] += 1.0
+                touched[arm] = True
+    for arm in range(len(curve)):
+        if touched[arm]:
+            _pool(tested[arm], accepted[arm], curve[arm])
+
+
+@compiled("float64[:, ::1](float64[:, ::1], boolean[::1], float64[::1], int64[::1], float64[::1])")
+def given(
+    survival: FloatArray,  # [requests, K], of chains
+    rows: NDArray[np.bool_],  # [requests], whose confidence this is about
+    values: FloatArray,
+    starts: IntArray,
+    curve: FloatArray,
+) -> FloatArray:
+    """Survival given confidences: known tokens take theirs, calibrated, others keep their hazards.
+
+    A confidence that is not a finite number says nothing.
+    """
+    conditioned = survival.copy()
+    for r in range(min(len(rows), len(survival), len(starts) - 1)):
+        length = starts[r + 1] - starts[r]
+        if not rows[r] or length == 0:
+            continue
+        running = before = 1.0
+        for j in range(survival.shape[1]):
+            hazard = survival[r, j] / before if before > 0.0 else survival[r, j]
+            before = survival[r, j]
+            value = values[starts[r] + j] if j < length else np.nan
+            if np.isfinite(value):
+                hazard = calibrated(min(max(value, 0.0), 1.0), curve)
+            running *= hazard
+            conditioned[r, j] = running
+    return conditioned

@@ -21,6 +21,7 @@ from sdcontrol.estimators.loads import (
     verify_load,
 )
 from sdcontrol.estimators.pace import Pace
+from sdcontrol.estimators.regime import Regime
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
 from sdcontrol.logs import EventLog
 
@@ -93,6 +94,7 @@ class OnlineCost:
         self.last_prediction: Prediction | None = None
         self._assumptions: dict[str, RoundPrice] = {}
         self._pace = Pace()
+        self._regime = Regime()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
 
     @property
@@ -145,6 +147,7 @@ class OnlineCost:
         self._learn_overhead(observation)
         if self._pace.skips(tuple(drafts)):
             return
+        self._judge_regime(load, observation.view.step)
         self._assumptions.clear()
         if self._forward.update(load, observation.timing.verify_seconds):
             _log.info("speed_changed", step=observation.view.step, speed=self._forward.speed)
@@ -172,6 +175,15 @@ class OnlineCost:
         self.drift += _DRIFT_RATE * (error - self.drift)
         if self.is_drifting and not was_drifting:
             _log.info("cost_drifted", drift=round(self.drift, 3), step=observation.view.step)
+
+    def _judge_regime(self, load: VerifyLoad, step: int) -> None:
+        """Say so when forwards become bound by something else."""
+        tokens = np.array([1.0, 2.0]) * load.num_tokens
+        kv_tokens = float(load.kv_tokens)
+        seconds, doubled = self._forward.seconds(tokens, kv_tokens, load.num_requests).tolist()
+        regime = self._regime
+        if regime.judge(seconds, doubled):
+            _log.info("regime_changed", regime=regime.bound, reason=regime.reason, step=step)
 
     def _learn_rounds(self, family: str, load: DraftLoad, seconds: float) -> None:
         if family not in self._rounds:

@@ -9,18 +9,19 @@ running correction per number of tokens for what is not linear. Prices never fal
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
+from sdcontrol.compiled import compiled
 from sdcontrol.core import Cost, FloatArray
 from sdcontrol.estimators.loads import VerifyLoad, is_plausible
 from sdcontrol.estimators.regression import OnlineRegression
-from sdcontrol.estimators.staircase import Staircase, token_grid
+from sdcontrol.estimators.staircase import Staircase, interpolated, token_grid
 
 __all__ = ["LearntForward"]
 
+_PRIOR_ALONE = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 _SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3])
 _MOST_RESIDUAL = 0.5  # of the expected time, that one measurement may correct a stair by
 _MOST_NEWS = 3.0  # the same, at a load that is new
@@ -43,7 +44,7 @@ class LearntForward:
         self._grid: FloatArray = token_grid()
         self._stairs = Staircase(self._grid)
         self._regression: OnlineRegression | None = None
-        self._seen: Counter[tuple[int, int]] = Counter()
+        self._seen: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], FloatArray] = {}
         self._table: tuple[float, int, FloatArray] | None = None
 
@@ -62,28 +63,19 @@ class LearntForward:
     def coefficients(self) -> tuple[float, ...]:
         """Of the prior, 1, T, V, B and T V / B, in seconds; the prior alone before measurements."""
         if self._regression is None:
-            return (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+            return tuple(_PRIOR_ALONE.tolist())
         return tuple(self._regression.coefficients.tolist())
 
     def seconds(self, num_tokens: FloatArray, kv_tokens: float, num_requests: int) -> FloatArray:
         """Positive, non-decreasing in tokens and KV tokens; same shape as `num_tokens`."""
         table = self._seconds_on_grid(kv_tokens, num_requests)
         tokens = self._padded(num_tokens)
-        seconds = np.interp(tokens, self._grid, table)
-        beyond = tokens - self._grid[-1]
-        if np.any(beyond > 0.0):
-            slope = (table[-1] - table[-2]) / (self._grid[-1] - self._grid[-2])
-            seconds = seconds + slope * np.maximum(beyond, 0.0)
-        return np.asarray(seconds)
+        return interpolated(tokens.ravel(), self._grid, table).reshape(tokens.shape)
 
     def seconds_of(self, load: VerifyLoad) -> float:
         """Of one forward."""
-        tokens = float(load.num_tokens)
-        if tokens > self._grid[-1] or len(self._edges):
-            kv_tokens, num_requests = float(load.kv_tokens), load.num_requests
-            return float(self.seconds(np.asarray(tokens), kv_tokens, num_requests))
-        table = self._seconds_on_grid(float(load.kv_tokens), load.num_requests)
-        return float(np.interp(tokens, self._grid, table))
+        tokens = np.array([load.num_tokens], dtype=float)
+        return float(self.seconds(tokens, float(load.kv_tokens), load.num_requests)[0])
 
     def update(self, load: VerifyLoad, seconds: float) -> bool:
         """Learn one measurement; whether it completed a change of speed."""
@@ -91,7 +83,7 @@ class LearntForward:
         tokens = float(features[2])
         expected = self.seconds_of(load)
         if self._regression is None:
-            self._regression = OnlineRegression(features, np.eye(len(features))[0], _SPREAD)
+            self._regression = OnlineRegression(features, _PRIOR_ALONE, _SPREAD)
         is_familiar = self._is_familiar(load)
         changed = self._regression.update(
             features, seconds, expected=expected, is_familiar=is_familiar
@@ -112,42 +104,47 @@ class LearntForward:
         kv_tokens = round(2.0 * math.log2(max(load.kv_tokens, 1)))
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
-        self._seen[tokens, kv_tokens] += 1
-        return self._seen[tokens, kv_tokens] > _FAMILIAR_STEPS
+        times = self._seen[tokens, kv_tokens] = self._seen.get((tokens, kv_tokens), 0) + 1
+        return times > _FAMILIAR_STEPS
 
     def _features(self, load: VerifyLoad) -> FloatArray:
-        tokens = float(load.num_tokens)
-        if len(self._edges):
-            tokens = float(self._padded(np.asarray(tokens)))
+        tokens = self._padded(np.array([load.num_tokens], dtype=float))
         kv, requests = float(load.kv_tokens), float(load.num_requests)
-        grid = self._prior_on_grid(kv, load.num_requests)
-        prior = float(np.interp(tokens, self._grid, grid))
-        return np.array([prior, 1.0, tokens, kv, requests, tokens * kv / max(requests, 1.0)])
+        low, high, share = self._nearest_priors(kv, load.num_requests)
+        prior, num_tokens = _mixed(tokens, self._grid, low, high, share), float(tokens[0])
+        per_request = num_tokens * kv / max(requests, 1.0)
+        return np.array([prior, 1.0, num_tokens, kv, requests, per_request])
 
     def _seconds_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:
         """Seconds at every point of the token grid, `[grid]`; kept for the next call."""
         if self._table is None or self._table[:2] != (kv_tokens, num_requests):
-            c = self.coefficients
-            seconds = self._grid * (c[2] + c[5] * kv_tokens / max(num_requests, 1))
-            seconds += c[1] + c[3] * kv_tokens + c[4] * num_requests
-            if c[0]:
-                seconds += c[0] * self._prior_on_grid(kv_tokens, num_requests)
-            if self._regression is not None:
-                seconds += self._regression.scale * self._stairs.correction
-            floor = 0.01 * abs(float(seconds[len(self._grid) // 2])) + 1e-9
-            seconds = np.maximum.accumulate(np.maximum(seconds, floor))
+            regression, stairs = self._regression, self._stairs
+            below, above, share = self._nearest_priors(kv_tokens, num_requests)
+            seconds = _priced(
+                (self._grid, below, above, stairs.correction),
+                (share, 0.0 if regression is None else regression.scale),
+                _PRIOR_ALONE if regression is None else regression.coefficients,
+                kv_tokens,
+                float(num_requests),
+            )
             self._table = (kv_tokens, num_requests, seconds)
         return self._table[2]
 
-    def _prior_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:
-        """The prior at every point of the token grid, between the two nearest kept KV counts."""
+    def _nearest_priors(
+        self, kv_tokens: float, num_requests: int
+    ) -> tuple[FloatArray, FloatArray, float]:
+        """The prior on the token grid at the two nearest kept KV counts; how near to the second."""
         if kv_tokens < 1.0:
-            return self._kept_prior(-1, num_requests)
+            kept = self._kept_prior(-1, num_requests)
+            return kept, kept, 0.0
         below = math.floor(math.log(kv_tokens) / math.log(_KV_STEP))
         low, high = _KV_STEP**below, _KV_STEP ** (below + 1)
         share = (kv_tokens - low) / (high - low)
-        nearest = self._kept_prior(below, num_requests), self._kept_prior(below + 1, num_requests)
-        return (1.0 - share) * nearest[0] + share * nearest[1]
+        kept, next_kept = (
+            self._kept_prior(below, num_requests),
+            self._kept_prior(below + 1, num_requests),
+        )
+        return kept, next_kept, share
 
     def _kept_prior(self, kv_index: int, num_requests: int) -> FloatArray:
         key = (kv_index, num_requests)
@@ -156,7 +153,7 @@ class LearntForward:
                 self._kept.clear()
             kv_tokens = 0.0 if kv_index < 0 else _KV_STEP**kv_index
             seconds = self._prior.verify_seconds(self._grid, kv_tokens, num_requests)
-            self._kept[key] = np.broadcast_to(np.asarray(seconds, dtype=float), self._grid.shape)
+            self._kept[key] = np.full(self._grid.shape, seconds, dtype=float)
         return self._kept[key]
 
     def _padded(self, tokens: FloatArray) -> FloatArray:
@@ -164,3 +161,42 @@ class LearntForward:
             return tokens
         index = np.minimum(np.searchsorted(self._edges, tokens), len(self._edges) - 1)
         return np.maximum(self._edges[index], tokens)
+
+
+@compiled("float64(float64[::1], float64[::1], float64[::1], float64[::1], float64)")
+def _mixed(
+    tokens: FloatArray, grid: FloatArray, low: FloatArray, high: FloatArray, share: float
+) -> float:
+    """The mean of two tables at `tokens`, `[1]`, of which the second weighs `share`."""
+    return float(interpolated(tokens, grid, low + share * (high - low))[0])
+
+
+@compiled(
+    "float64[::1](UniTuple(float64[::1], 4), UniTuple(float64, 2), float64[::1], float64, float64)"
+)
+def _priced(
+    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    weights: tuple[float, float],
+    coefficients: FloatArray,
+    kv_tokens: float,
+    num_requests: float,
+) -> FloatArray:
+    """Seconds on the token grid; positive and non-decreasing. All arrays are `[grid]`.
+
+    `tables` are the grid, the prior at two KV counts and the stairs; `weights` that of the second
+    prior and that of the stairs.
+    """
+    grid, low_prior, high_prior, correction = tables
+    share, scale = weights
+    c = coefficients
+    fixed = c[1] + c[3] * kv_tokens + c[4] * num_requests
+    per_token = c[2] + c[5] * kv_tokens / max(num_requests, 1.0)
+    seconds = np.empty(len(grid))
+    for i in range(len(grid)):
+        prior = low_prior[i] + share * (high_prior[i] - low_prior[i])
+        seconds[i] = fixed + per_token * grid[i] + c[0] * prior + scale * correction[i]
+    least = 0.01 * abs(seconds[len(grid) // 2]) + 1e-9
+    for i in range(len(grid)):
+        least = max(least, seconds[i])
+        seconds[i] = least
+    return seconds

@@ -16,6 +16,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.estimators.loads import is_plausible
 
@@ -27,10 +28,8 @@ _OUTLIER = 0.35  # log-ratio beyond which a measurement is not noise
 _CHANGE_STEPS = 4  # outliers in a row on one side that make a change of speed
 _WARM_UP_STEPS = 5  # measurements whose median sets the first scale
 _MOST_LOG_RATIO = 30.0
-_SETTLED_STEPS = 40  # measurements before the coefficients are solved for less often
-_SOLVE_EVERY = 4
-_FADES = _FORGET ** np.arange(_SOLVE_EVERY - 1, -1, -1)  # of measurements that wait for a solution
 _MOST_SWAPS = 4  # of active sets, before starting over from the full one
+_LEAST_PIVOT = 1e-12  # of the diagonal: what rounding leaves of a direction that another repeats
 
 
 class OnlineRegression:
@@ -43,24 +42,16 @@ class OnlineRegression:
 
     def __init__(self, units: FloatArray, prior: FloatArray, spread: FloatArray) -> None:
         self.units: FloatArray = np.where(units > 0.0, units, 1.0)
-        self._prior_precision: FloatArray = np.diag(1.0 / spread**2)
-        self._prior_target: FloatArray = self._prior_precision @ prior
-        self._precision: FloatArray = self._prior_precision.copy()
-        self._target: FloatArray = self._prior_target.copy()
+        self._precision: FloatArray = np.diag(1.0 / spread**2)
+        self._target: FloatArray = self._precision @ prior
+        self._prior = self._precision.copy(), self._target.copy()
         self._relative: FloatArray = prior.copy()
         self._recent: deque[float] = deque(maxlen=_CHANGE_STEPS)
         self._first: list[float] = []
-        self._waiting: list[tuple[FloatArray, float, float]] = []
         self.scale = 1.0
         self.num_measured = 0
-        self._coefficients: FloatArray | None = None
-
-    @property
-    def coefficients(self) -> FloatArray:
+        self.coefficients: FloatArray = self._in_seconds()
         """Seconds per unit of each raw feature, `[features]`. Do not write to it."""
-        if self._coefficients is None:
-            self._coefficients = self.scale * self._relative / self.units
-        return self._coefficients
 
     def predict(self, features: FloatArray) -> float:
         """Seconds for these raw features, `[features]`."""
@@ -79,64 +70,82 @@ class OnlineRegression:
         `expected` is the best prediction there was, by default `predict(features)`. Only where the
         load `is_familiar` can a surprise be an outlier or a change of speed; elsewhere it is news.
         """
-        normal = features / self.units
         expected = self.predict(features) if expected is None else expected
         if not (is_plausible(seconds) and expected > 0.0):
             return False
+        normal = features / self.units
         ratio = math.log(seconds) - math.log(expected)
         self.num_measured += 1
+        changed = False
         if self.num_measured <= _WARM_UP_STEPS:
             self._settle_scale(normal, seconds)
-            changed = False
         else:
             changed = is_familiar and self._is_new_speed(ratio)
         distrusted = is_familiar and not changed and abs(ratio) > _OUTLIER
-        self._absorb(normal, seconds / self.scale, (_OUTLIER / ratio) ** 4 if distrusted else 1.0)
+        _absorb(
+            (self._precision, self._target, self._relative),
+            self._prior,
+            normal,
+            seconds / self.scale,
+            (_OUTLIER / ratio) ** 4 if distrusted else 1.0,
+        )
+        self.coefficients = self._in_seconds()
         return changed
+
+    def _in_seconds(self) -> FloatArray:
+        return self.scale * self._relative / self.units
 
     def _settle_scale(self, normal: FloatArray, seconds: float) -> None:
         """The median of the first few, each against the prior's shape."""
         self._first.append(seconds / max(float(self._relative @ normal), 1e-12))
-        self.scale, self._coefficients = median(self._first), None
+        self.scale = median(self._first)
 
     def _is_new_speed(self, ratio: float) -> bool:
         """Rescale after outliers in a row on one side; whether that was so."""
         self._recent.append(min(max(ratio, -_MOST_LOG_RATIO), _MOST_LOG_RATIO))
-        above = all(recent > _OUTLIER for recent in self._recent)
-        below = all(recent < -_OUTLIER for recent in self._recent)
-        if len(self._recent) < _CHANGE_STEPS or not (above or below):
+        least, most = min(self._recent), max(self._recent)
+        is_one_sided = least > _OUTLIER or most < -_OUTLIER
+        if len(self._recent) < _CHANGE_STEPS or not is_one_sided:
             return False
-        self.scale, self._coefficients = self.scale * math.exp(median(self._recent)), None
+        self.scale *= math.exp(median(self._recent))
         self._recent.clear()
         self.num_measured = _WARM_UP_STEPS + 1
         return True
 
-    def _absorb(self, normal: FloatArray, target: float, trust: float) -> None:
-        """One step of least squares, in units of the scale; done with the next solution."""
-        predicted = float(self._relative @ normal)
-        weight = trust / (_RELATIVE_NOISE * max(predicted, target)) ** 2
-        self._waiting.append((normal, target, weight))
-        if self.num_measured <= _SETTLED_STEPS or self.num_measured % _SOLVE_EVERY == 0:
-            self._solve()
 
-    def _solve(self) -> None:
-        """Absorb all that waits, each forgetting what was before it, and solve."""
-        rows = np.array([normal for normal, _, _ in self._waiting])  # [steps, features]
-        targets = np.array([target for _, target, _ in self._waiting])
-        weights = np.array([weight for _, _, weight in self._waiting])
-        steps = len(rows)
-        weights *= _FADES[_SOLVE_EVERY - steps :]
-        kept = _FORGET**steps
-        weighted = weights[:, None] * rows
-        self._precision = kept * self._precision + (1.0 - kept) * self._prior_precision
-        self._precision += weighted.T @ rows
-        self._target = kept * self._target + (1.0 - kept) * self._prior_target
-        self._target += targets @ weighted
-        self._waiting.clear()
-        self._relative = _non_negative_solution(self._precision, self._target, self._relative)
-        self._coefficients = None
+@compiled("float64[:, ::1](boolean[::1], float64[:, ::1])")
+def _root(active: NDArray[np.bool_], precision: FloatArray) -> FloatArray:
+    """The Cholesky factor of `precision`, with 1 in the place of what is not active."""
+    root = np.zeros(precision.shape)
+    for i in range(len(root)):
+        for j in range(i + 1):
+            rest = precision[i, j] if active[i] and active[j] else 1.0 * (i == j)
+            least = _LEAST_PIVOT * rest
+            for k in range(j):
+                rest -= root[i, k] * root[j, k]
+            root[i, j] = math.sqrt(max(rest, least)) if i == j else rest / root[j, j]
+    return root
 
 
+@compiled("float64[::1](boolean[::1], float64[:, ::1], float64[::1])")
+def _solved_on(active: NDArray[np.bool_], precision: FloatArray, target: FloatArray) -> FloatArray:
+    """The unconstrained argmin with all but the active coefficients held at 0."""
+    root = _root(active, precision)
+    solution = np.zeros(len(target))
+    for i in range(len(target)):
+        rest = target[i] if active[i] else 0.0
+        for k in range(i):
+            rest -= root[i, k] * solution[k]
+        solution[i] = rest / root[i, i]
+    for i in range(len(target) - 1, -1, -1):
+        rest = solution[i]
+        for k in range(i + 1, len(target)):
+            rest -= root[k, i] * solution[k]
+        solution[i] = rest / root[i, i]
+    return solution
+
+
+@compiled("float64[::1](float64[:, ::1], float64[::1], float64[::1])")
 def _non_negative_solution(
     precision: FloatArray, target: FloatArray, last: FloatArray
 ) -> FloatArray:
@@ -144,12 +153,18 @@ def _non_negative_solution(
     active = last > 0.0
     for _ in range(_MOST_SWAPS):
         solution = _solved_on(active, precision, target)
-        leaves = solution < 0.0
-        wants_in = (precision @ solution < target * (1.0 - 1e-9)) & ~active
-        if not (leaves.any() or wants_in.any()):
+        is_settled = True
+        for i in range(len(target)):
+            pull = 0.0
+            for j in range(len(target)):
+                pull += precision[i, j] * solution[j]
+            leaves = solution[i] < 0.0
+            enters = not active[i] and pull < target[i] * (1.0 - 1e-9)
+            if leaves or enters:
+                active[i], is_settled = enters, False
+        if is_settled:
             return solution
-        active = (active & ~leaves) | wants_in
-    active = np.ones(len(target), dtype=bool)
+    active[:] = True
     solution = _solved_on(active, precision, target)
     while (solution < 0.0).any():
         active &= solution > 0.0
@@ -157,11 +172,28 @@ def _non_negative_solution(
     return solution
 
 
-def _solved_on(active: NDArray[np.bool_], precision: FloatArray, target: FloatArray) -> FloatArray:
-    """The unconstrained argmin with all but the active coefficients held at 0."""
-    if active.all():
-        return np.linalg.solve(precision, target).astype(np.float64, copy=False)
-    kept = np.flatnonzero(active)
-    solution = np.zeros_like(target)
-    solution[kept] = np.linalg.solve(precision[kept[:, None], kept], target[kept])
-    return solution
+@compiled(
+    "void(Tuple((float64[:, ::1], float64[::1], float64[::1])),"
+    " Tuple((float64[:, ::1], float64[::1])), float64[::1], float64, float64)"
+)
+def _absorb(
+    state: tuple[FloatArray, FloatArray, FloatArray],  # precision, target, solution
+    prior: tuple[FloatArray, FloatArray],  # precision, target
+    normal: FloatArray,
+    seconds: float,
+    trust: float,
+) -> None:
+    """One step of least squares, in units of the scale; changes `state` in place."""
+    precision, target, relative = state
+    prior_precision, prior_target = prior
+    predicted = 0.0
+    for i in range(len(normal)):
+        predicted += relative[i] * normal[i]
+    weight = trust / (_RELATIVE_NOISE * max(predicted, seconds)) ** 2
+    for i in range(len(normal)):
+        for j in range(len(normal)):
+            leak = _FORGET * precision[i, j] + (1.0 - _FORGET) * prior_precision[i, j]
+            precision[i, j] = leak + weight * normal[i] * normal[j]
+        leak = _FORGET * target[i] + (1.0 - _FORGET) * prior_target[i]
+        target[i] = leak + weight * seconds * normal[i]
+    relative[:] = _non_negative_solution(precision, target, relative)

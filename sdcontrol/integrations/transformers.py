@@ -8,6 +8,7 @@ Knows what `generate` hands to a custom function, and what it drops; the engine 
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -36,6 +37,7 @@ from sdcontrol.integrations.generate_call import (
     Speculation,
     Streamer,
 )
+from sdcontrol.integrations.recording import facts_of_run, recorder_of
 from sdcontrol.integrations.settings import (
     PolicyLike,
     arms_of,
@@ -53,9 +55,10 @@ class SpeculativeDecoder:
 
     `drafters` are `"ngram"`, `"sparse_kv:<tokens>"`, a draft model object (the arm `draft_model`),
     `Drafter` objects, or a mapping of arm names to those. `policy` is a name, a mapping with
-    `kind`, a policy, or any `Planner`. Further keywords are those of `EngineConfig`.
+    `kind`, a policy, or any `Planner`. `record` is a new folder for a trace of the run, finished
+    by `close`. Further keywords are those of `EngineConfig`.
 
-    Raises `UnsupportedModel`, `ConfigError`.
+    Raises `UnsupportedModel`, `ConfigError`, `TraceError`.
     """
 
     def __init__(
@@ -66,20 +69,29 @@ class SpeculativeDecoder:
         policy: PolicyLike = "goodput",
         verification: str | Verifier = "coupled",
         tokenizer: PreTrainedTokenizerBase | None = None,
+        record: Path | str | None = None,
         **settings: object,
     ) -> None:
         config = engine_config(settings)
         check_policy_drafter(policy, arms_of(drafters))
         self.tokenizer = tokenizer
         self.planner = planner_of(policy)
-        self.engine = Engine(
-            model,
-            drafters=drafters,
-            planner=self.planner,
-            verification=verification,
-            tokenizer=tokenizer,
-            config=config,
-        )
+        self._recorder = recorder_of(self.planner, record)
+        try:
+            self.engine = Engine(
+                model,
+                drafters=drafters,
+                planner=self._recorder or self.planner,
+                verification=verification,
+                tokenizer=tokenizer,
+                config=config,
+            )
+        except Exception:
+            if self._recorder is not None:
+                self._recorder.discard()
+            raise
+        if self._recorder is not None:
+            self._recorder.describe(facts_of_run(self.engine, drafters))
         self._feed = Feed(self.engine)
 
     def __call__(
@@ -171,12 +183,18 @@ class SpeculativeDecoder:
         return consumer.add(lambda: submit(prompt, **options))
 
     def report(self) -> EngineStats:
-        """What was drafted, accepted and spent so far; later steps do not change it."""
+        """What was drafted, accepted and spent so far; later steps do not change it.
+
+        `report().requests[id]` tells what was chosen for a request and why; `lines()` of it says
+        so in words.
+        """
         return copy.deepcopy(self.engine.stats)
 
     def close(self) -> None:
-        """Free the cache; the model is as it was found."""
+        """Free the cache; the model is as it was found. A recording is finished."""
         self.engine.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def __enter__(self) -> Self:
         return self

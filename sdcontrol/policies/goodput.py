@@ -10,17 +10,16 @@ from typing import Literal
 from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
-from sdcontrol.policies.alone import best_alone
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
 from sdcontrol.policies.problem import Answer, Problem
-from sdcontrol.policies.reading import read, read_drafted, to_plan
-from sdcontrol.policies.recent import Recent, expecting
+from sdcontrol.policies.reading import read, read_drafted, to_choices
 
 __all__ = ["Goodput", "GoodputConfig"]
 
 _MEMORY = 0.95  # of the running tokens per second, per step
+_MEMORY_BOUND, _COMPUTE_BOUND = 0.25, 0.75  # a further token's price in average tokens
 
 
 class GoodputConfig(PolicyConfig):
@@ -39,8 +38,8 @@ class GoodputConfig(PolicyConfig):
 class Goodput(Policy):
     """Maximises gain / step; beside a prefill chunk, gain - (running tokens per second) * step.
 
-    `probe_share` of the time may go into trying arms that are off, `probe_tokens` at a time. A
-    catch-up is spread over at most `catch_up_horizon_tokens`.
+    `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
+    time. A catch-up is spread over at most `catch_up_horizon_tokens`.
     """
 
     def __init__(
@@ -51,31 +50,17 @@ class Goodput(Policy):
     ) -> None:
         self.catch_up_horizon_tokens = catch_up_horizon_tokens
         self.probing = Probing(probe_share, probe_tokens)
-        self._recent = Recent()
         self._tokens = 0.0
         self._seconds = 0.0
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The plan of most expected tokens per second, and now and then a probe."""
-        if not view.requests or not any(rows.shape[1] for rows in belief.survival.values()):
+        problem = read(view, belief, self.catch_up_horizon_tokens) if view.requests else None
+        if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
-        if len(view.requests) == 1:
-            return self._plan_alone(view, belief)
-        problem = read(view, belief, self.catch_up_horizon_tokens)
-        answer = maximise(problem, self._rate(view, belief), self._recent.start(view, problem))
-        plan = to_plan(problem, view, answer.arm, answer.length, _reason(answer, problem))
-        if not self.probing.share:
-            return plan
-        return self.probing.probe(view, plan, problem, answer.rate)
-
-    def _plan_alone(self, view: BatchView, belief: Belief) -> Plan:
-        """Of a single request, for which every choice can be tried."""
-        horizon = self.catch_up_horizon_tokens
-        best = best_alone(view, belief, horizon, self._rate(view, belief))
-        plan = Plan((best.choice,), expecting(best.rate, best.plain_rate))
-        if not self.probing.is_due(view, plan, belief):
-            return plan
-        return self.probing.probe(view, plan, read(view, belief, horizon), best.rate)
+        answer = maximise(problem, self._rate(view, problem))
+        plan = Plan(to_choices(problem, answer), _reason(problem, answer))
+        return self.probing.probe(view, plan, problem, answer)
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """`plan` without the tokens that no longer pay, now that their confidences are known.
@@ -87,36 +72,50 @@ class Goodput(Policy):
         if plan.is_off or not any(drafted):
             return plan
         problem = read_drafted(view, plan, drafted, belief)
-        length = maximise(problem, self._rate(view, belief)).length
+        if problem is None:
+            return plan
+        length = maximise(problem, self._rate(view, problem)).length.tolist()
+        if all(n == c.num_draft_tokens for n, c in zip(length, plan.choices, strict=True)):
+            return plan
         choices = tuple(
-            choice
-            if choice.drafter is None
-            else Choice.of(choice.drafter, min(n, choice.num_draft_tokens))
-            for choice, n in zip(plan.choices, length.tolist(), strict=True)
+            choice if choice.drafter is None else Choice.of(choice.drafter, n)
+            for choice, n in zip(plan.choices, length, strict=True)
         )
-        return plan if choices == plan.choices else Plan(choices, plan.reason)
+        return Plan(choices, plan.reason)
 
     def update(self, observation: Observation) -> None:
         """Keep the running tokens per second, and what probes may cost."""
         self.probing.update(observation)
-        self._recent.update(observation.plan)
         seconds = observation.timing.total_seconds
         if math.isfinite(seconds) and seconds > 0.0:
             self._tokens = _MEMORY * self._tokens + sum(observation.emitted)
             self._seconds = _MEMORY * self._seconds + seconds
 
-    def _rate(self, view: BatchView, belief: Belief) -> float | None:
+    def _rate(self, view: BatchView, problem: Problem) -> float | None:
         """The given price of a second beside a prefill chunk; None elsewhere: find the best."""
         if not view.prefill_tokens:
             return None
         if self._seconds > 0.0:
             return self._tokens / self._seconds
-        batch = len(view.requests)
-        kv_tokens = float(sum(request.context_tokens for request in view.requests))
-        decode = float(belief.cost.verify_seconds(float(batch), kv_tokens, batch))
-        return batch / (decode + belief.cost.overhead_seconds())
+        return problem.batch / float(problem.verify[0])
 
 
-def _reason(answer: Answer, problem: Problem) -> str:
+def _reason(problem: Problem, answer: Answer) -> str:
+    """In words: what bounds the step, and the tokens per second to expect."""
     plain = problem.batch / float(problem.verify[0])
-    return expecting(answer.rate, plain)
+    return (
+        f"goodput: {_bound(problem)}, {answer.rate:.4g} tokens/s expected, "
+        f"{plain:.4g} without drafts"
+    )
+
+
+def _bound(problem: Problem) -> str:
+    """What a further token costs beside the average one of a plain step."""
+    drafts = len(problem.verify) - 1
+    if not drafts:
+        return "no room for drafts"
+    first, last = float(problem.verify[0]), float(problem.verify[-1])
+    price = (last - first) / drafts * problem.batch / first
+    if price < _MEMORY_BOUND:
+        return "memory-bound"
+    return "compute-bound" if price > _COMPUTE_BOUND else "near the ridge"

@@ -3,213 +3,223 @@
 Knows nothing of views, names or learning: a `Problem` in, an arm and a length per request out.
 
 With `rate` the price of a second in tokens, the best plan maximises `gain - rate * step`; at the
-best ratio of gain to step that maximum is zero (Dinkelbach 1967), so the ratio is improved until
-it stays. Three couplings tie the requests of a step together:
+best ratio of gain to step that maximum is zero (Dinkelbach 1967), so the ratio is improved until it
+stays. Three couplings tie the requests of a step together:
 
-    drafting rounds   shared by a family: a round costs `base` however few draft in it, so the
-                      number of rounds open to each family (its cap) is decided for the batch
+    drafting rounds   shared by a family: a round costs `base` however few draft in it
     verification      any monotone function of the tokens of the step, staircases included
     free KV slots     the end of the table of verification costs
 
-For given caps requests are independent but for the sum of their tokens. Each request's best value
-with n tokens, over arms, has a concave envelope; sorting the envelopes' slopes of all requests
-gives the best value of the batch for every total at once, and the price of verification, whatever
-its shape, is subtracted there. Caps are ranked by the Lagrangian bound of the same problem at a
-few token prices, and the few best are solved.
+At a given rate a plan is opened (`opening`) and requests respond to one another until none changes
+(`search`). Few requests leave more to chance, and less to compute: they get more openings and kicks.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 
-from sdcontrol.policies.arrays import column, counting, greatest, total
-from sdcontrol.policies.caps import move_caps, rank_caps
-from sdcontrol.policies.fill import Filled, fill
-from sdcontrol.policies.improve import improve
-from sdcontrol.policies.pricing import (
-    Prices,
-    Spending,
-    price,
-    price_shared,
-    spending,
+from sdcontrol.compiled import compiled
+from sdcontrol.errors import PlanError
+from sdcontrol.policies.opening import open_alone, open_plan
+from sdcontrol.policies.problem import Answer, IntArray, Problem, Tables
+from sdcontrol.policies.search import (
+    PRICED,
+    STATE,
+    Priced,
+    State,
+    blank,
+    kick,
+    settle,
+    shift,
+    value,
 )
-from sdcontrol.policies.problem import Answer, IntArray, Problem, evaluate
 
-__all__ = ["Start", "maximise"]
+__all__ = ["maximise"]
 
-_ENOUGH = 0.004  # of the rate: what may be left to gain
-_CERTAIN = 0.003  # the same, where a bound says so
-_CLOSE = 0.15  # a rate that moved by less keeps the caps that were ranked at the old one
-_NEAR = 0.02  # of the rate: what an answer near that of the last step may have moved by
-_FEW = 2  # requests for which a search from nothing is the quicker one
-_MANY = 32  # requests beyond which a bound seldom decides, and is dearer than a guess
-_MOST_ABOVE = 1.5  # times the best rate of one choice for all, that a start may assume
-_MOST_RESPONSES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where the best plan of a like problem lay."""
-
-    rate: float
-    caps: IntArray  # [families], the most tokens that anyone drafted
+_TABLES = (
+    "Tuple((float64[:,:,::1], int64[:,::1], int64[::1], float64[::1], "
+    "float64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
+)
+_CLOSE = 0.01  # of the rate: moved by less, it leaves the rounds open that were
+_MOST_CLIMBS = 5
+_MOST_KICKS = 8
+_EFFORT = 150_000  # over the square of the options in a problem: changes to try by kicks
+_THOROUGH = 23  # changes from which on many openings are tried too
+_TRIES = 64  # changes to try then
+_GUESSES = (0.0, 0.5, 2.0, 4.0)  # of the average price of a token
+_NEVER = -1e30  # tokens, for what is not allowed
 
 
-def maximise(problem: Problem, rate: float | None = None, start: Start | None = None) -> Answer:
+def maximise(problem: Problem, rate: float | None = None) -> Answer:
     """The best plan found: of `gain / seconds`, or of `gain - rate * seconds` at a given rate.
 
-    From a `start`, caps are only moved, not ranked, unless the rate turns out to be another.
+    Raises `PlanError` where the problem holds a number that is not finite.
     """
-    if len(problem.verify) == 1:
-        return _nothing(problem)
-    spent = spending(problem)
-    best = _best_ratio(spent, start) if rate is None else _best_at(spent, rate)
-    is_scarce = len(problem.verify) <= problem.batch  # fewer KV slots than requests
-    if is_scarce or problem.has_kinked_rounds:
-        best = improve(problem, best, rate)
+    if not _is_finite(problem.tables):
+        raise PlanError("survival or cost is not finite; a belief must hold finite numbers only")
+    return Answer(*_search(problem.tables, rate or 0.0, rate is not None))
+
+
+@compiled(f"bool_({_TABLES})")
+def _is_finite(tables: Tables) -> bool:
+    gain, _, _, verify, rounds, reading, catch_up, _ = tables
+    total = gain.sum() + verify.sum() + rounds.sum() + reading.sum() + catch_up.sum()
+    return bool(np.isfinite(total))
+
+
+@compiled(f"{PRICED}({_TABLES}, float64)")
+def _price(tables: Tables, rate: float) -> Priced:
+    """The problem in tokens, at `rate` tokens per second."""
+    gain, limit, family, verify, rounds, reading, catch_up, drafted = tables
+    arms, requests, lengths = gain.shape
+    own = np.full((requests, len(rounds), lengths), _NEVER)
+    for a in range(arms):
+        f = family[a]
+        for r in range(requests):
+            own[r, f, 0] = 0.0
+            fixed, each = rate * catch_up[a, r], rate * reading[a, r]
+            for n in range(1, limit[a, r] + 1):
+                worth = gain[a, r, n] - fixed - each * max(n - drafted[f], 0)
+                own[r, f, n] = max(own[r, f, n], worth)
+    return own, rate * verify, rate * rounds, drafted
+
+
+@compiled(f"Tuple((int64[::1], float64, float64))({_TABLES}, {STATE}, float64)")
+def _evaluate(tables: Tables, state: State, rate: float) -> tuple[IntArray, float, float]:
+    """The arm of each request, and the expected tokens and seconds of the plan."""
+    gain, limit, family, verify, rounds, reading, catch_up, drafted = tables
+    length, drafting = state[1], state[2]
+    arm = np.zeros(len(length), dtype=np.int64)
+    total, seconds = float(len(arm)), verify[state[5][0]]
+    for r in range(len(arm)):
+        n, best = length[r], -np.inf
+        if n == 0:
+            continue
+        more_gain = more_seconds = 0.0
+        for a in range(len(family)):
+            if family[a] == state[0][r] and n <= limit[a, r]:
+                spent = catch_up[a, r] + reading[a, r] * max(n - drafted[family[a]], 0)
+                if gain[a, r, n] - rate * spent > best:
+                    best, arm[r] = gain[a, r, n] - rate * spent, a
+                    more_gain, more_seconds = gain[a, r, n], spent
+        total += more_gain
+        seconds += more_seconds
+    for f in range(len(rounds)):
+        for j in range(drafted[f] + 1, drafting.shape[1]):
+            seconds += rounds[f, drafting[f, j]]
+    return arm, total, seconds
+
+
+@compiled(f"float64({_TABLES})")
+def _uniform_rate(tables: Tables) -> float:
+    """About the best rate of one arm and one length for all."""
+    gain, _, family, verify, rounds, _, _, _ = tables
+    arms, requests, lengths = gain.shape
+    best = requests / verify[0]
+    total = np.zeros(lengths)
+    for a in range(arms):
+        total[:] = float(requests)
+        for r in range(requests):
+            for n in range(lengths):
+                total[n] += gain[a, r, n]
+        for n in range(1, lengths):
+            if n * requests < len(verify):
+                seconds = verify[n * requests] + n * rounds[family[a], requests]
+                best = max(best, total[n] / seconds)
+    return float(best)
+
+
+@compiled(f"{STATE}({PRICED}, int64[::1], float64)")
+def _open_once(priced: Priced, caps: IntArray, token_price: float) -> State:
+    """The opening from `caps`, settled."""
+    state = blank(priced)
+    open_plan(priced, state, token_price, priced[0].shape[0], caps)
+    settle(priced, state, 0)
+    return state
+
+
+@compiled(f"{STATE}({PRICED}, int64[::1], float64, bool_)")
+def _open_often(priced: Priced, caps: IntArray, token_price: float, is_alone: bool) -> State:
+    """The best of many openings: of each family alone, or from other prices of a token."""
+    requests, families, lengths = priced[0].shape
+    best = _open_once(priced, caps, token_price)
+    most = value(priced, best)
+    for k in range(families * (lengths - 1) if is_alone else len(_GUESSES)):
+        state = blank(priced)
+        if is_alone:
+            f, cap = divmod(k, lengths - 1)
+            open_alone(priced, state, requests, f, cap + 1)
+        else:
+            crowd = max(requests - k - 1, min(requests, 2))
+            open_plan(priced, state, token_price * _GUESSES[k], crowd, np.full(families, -1))
+        settle(priced, state, 0)
+        worth = value(priced, state)
+        if worth > most:
+            best, most = state, worth
     return best
 
 
-def _best_at(spent: Spending, rate: float) -> Answer:
-    """The plan of largest `gain - rate * seconds`."""
-    best, caps = _nothing(spent.problem), None
-    prices = price(spent, rate)
-    for _ in range(_MOST_RESPONSES):
-        tried = _respond(prices, caps)
-        answer = tried.answer
-        if answer.gain - rate * answer.seconds > best.gain - rate * best.seconds:
-            best = answer
-        caps, is_settled = _moved(tried)
-        if is_settled:
+@compiled(f"float64({_TABLES}, {STATE}, float64, bool_, int64)")
+def _polish(tables: Tables, best: State, rate: float, is_given: bool, tries: int) -> float:
+    """Shift and kick the plan until nothing helps; the rate that it ends at."""
+    priced, is_thorough = _price(tables, rate), tries >= _THOROUGH
+    for _ in range(_MOST_KICKS):
+        is_better = is_thorough and shift(priced, best)
+        if not is_better and not kick(priced, best, _TRIES if is_thorough else tries):
             break
-    return best
+        if not is_given:
+            _, tokens, seconds = _evaluate(tables, best, rate)
+            rate = tokens / seconds
+            priced = _price(tables, rate)
+            settle(priced, best, 0)
+    return rate
 
 
-def _best_ratio(spent: Spending, start: Start | None) -> Answer:
-    """The plan of largest `gain / seconds`."""
-    problem = spent.problem
-    best = _nothing(problem)
-    rate = max(_uniform_rate(problem), best.rate)
-    if start is not None and problem.batch > _FEW:
-        likely = min(max(start.rate, rate), _MOST_ABOVE * rate)
-        best, is_settled = _climb(spent, best, likely, _caps_to_try(problem, start))
-        if is_settled:
-            return best
-    if problem.batch > _MANY:
-        best = _better(best, _each_alone(spent, rate))
-    else:
-        shared, bound = _sharing(spent, rate)
-        best = _better(best, shared)
-        if bound < (1.0 + _CERTAIN) * best.rate:
-            return best
-    return _climb(spent, best, max(best.rate, rate), None)[0]
-
-
+@compiled(f"Tuple(({STATE}, float64))({_TABLES}, float64, bool_, int64, bool_)")
 def _climb(
-    spent: Spending, best: Answer, rate: float, caps: IntArray | None
-) -> tuple[Answer, bool]:
-    """`best`, or better ones found from `rate` on, until the ratio and the caps stay.
-
-    Without `caps` they are ranked; and again where the ratio turns out to be quite another.
-    """
-    is_ranked = caps is None
-    fall, rise = (0.0, _ENOUGH) if is_ranked else (-_NEAR, _NEAR)
-    for _ in range(_MOST_RESPONSES):
-        tried = _respond(price(spent, rate), caps)
-        best = _better(best, tried.answer)
-        grown = best.rate / rate - 1.0
-        # what is left to gain is at most grown * (seconds / plain seconds - 1)
-        longer = best.seconds / float(spent.problem.verify[0]) - 1.0
-        is_close = grown >= fall and grown * longer < rise
-        caps = tried.caps
-        if is_close or is_ranked:
-            caps, is_settled = _moved(tried)
-            if is_close and is_settled:
-                return best, True
-        if is_ranked and abs(grown) > _CLOSE:
-            caps = None
-        rate = best.rate
-    return best, False
-
-
-def _better(one: Answer, other: Answer) -> Answer:
-    return other if other.rate > one.rate else one
+    tables: Tables, rate: float, is_given: bool, tries: int, is_alone: bool
+) -> tuple[State, float]:
+    """Open, at better and better rates; the plan, and the last rate."""
+    verify, is_thorough = tables[3], tries >= _THOROUGH
+    token_seconds = (verify[-1] - verify[0]) / (len(verify) - 1)
+    caps = np.full(len(tables[4]), -1)
+    priced = _price(tables, rate)
+    best = blank(priced)
+    _, tokens, seconds = _evaluate(tables, best, rate)
+    for _ in range(1 if is_given else _MOST_CLIMBS):
+        if is_thorough:
+            tried = _open_often(priced, caps, rate * token_seconds, is_alone)
+        else:
+            tried = _open_once(priced, caps, rate * token_seconds)
+        _, tried_tokens, tried_seconds = _evaluate(tables, tried, rate)
+        price = rate if is_given else tokens / seconds
+        if tried_tokens - tokens > price * (tried_seconds - seconds):
+            best, tokens, seconds = tried, tried_tokens, tried_seconds
+        if not is_given:
+            before, rate = rate, tokens / seconds
+            priced = _price(tables, rate)
+            if abs(rate - before) <= _CLOSE * before:
+                settle(priced, best, 0)
+                break
+    return best, rate
 
 
-def _nothing(problem: Problem) -> Answer:
-    zeros = np.zeros(problem.batch, dtype=np.int64)
-    return Answer(zeros, zeros, float(problem.batch), float(problem.verify[0]))
-
-
-def _uniform_rate(problem: Problem) -> float:
-    """The best rate of one arm and one length for all."""
-    batch = problem.batch
-    verify = problem.verify[: problem.lengths * batch : batch]  # lengths that the KV slots allow
-    lengths = len(verify)
-    gain = batch + total(problem.gain[:, :lengths], axis=2)  # [arms, lengths]
-    rounds = problem.round[problem.family, batch]
-    return float(greatest(gain / (verify + rounds[:, None] * counting(lengths)), axis=None))
-
-
-def _each_alone(spent: Spending, rate: float) -> Answer:
-    """Every request's own best, if it paid its share of every round and the average token."""
-    problem = spent.problem
-    batch, last = problem.batch, len(problem.verify) - 1
-    token = float(problem.verify[last] - problem.verify[0]) / last
-    worth = price_shared(spent, rate).worth - (rate * token) * column(problem.lengths)
-    arm, length = np.divmod(worth.reshape(-1, batch).argmax(axis=0), problem.lengths)
-    if last < batch * (problem.lengths - 1) and int(total(length)) > last:
-        length = np.minimum(length, last // batch)
-    return evaluate(problem, arm, length)
-
-
-def _sharing(spent: Spending, rate: float) -> tuple[Answer, float]:
-    """The best plan if every request paid for its share of a round, and a bound of the best rate.
-
-    With U the value of that plan at `rate`, no plan has gain - rate * seconds > U, hence none has
-    a rate beyond rate + U / (seconds without drafts), or beyond `rate` where U is negative.
-    """
-    problem = spent.problem
-    prices = price_shared(spent, rate)
-    filled = fill(prices, None)
-    arm = prices.worth[:, filled.length, counting(problem.batch)].argmax(axis=0)
-    value = max(filled.value + problem.batch, 0.0)
-    return evaluate(problem, arm, filled.length), rate + value / float(problem.verify[0])
-
-
-def _caps_to_try(problem: Problem, start: Start) -> IntArray:
-    """The caps of an earlier plan, and none: `[candidates, families]`."""
-    caps = np.full((2, len(problem.members)), problem.lengths - 1)
-    np.minimum(start.caps, caps[0], out=caps[0])
-    return caps
-
-
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """The best plan at given prices under the best of some caps."""
-
-    prices: Prices
-    caps: IntArray  # [candidates, families]
-    filled: Filled
-    answer: Answer
-
-
-def _respond(prices: Prices, caps: IntArray | None) -> _Tried:
-    """The best plan at given prices under `caps`, or under ranked ones."""
-    problem = prices.problem
-    if caps is None:
-        caps = rank_caps(prices)
-    filled = fill(prices, caps)
-    cap, rows = caps[filled.caps], counting(problem.batch)
-    capped = np.minimum(filled.length, cap[problem.family][:, None])  # [arms, requests]
-    arm = prices.worth[column(len(capped)), capped, rows].argmax(axis=0)
-    return _Tried(prices, caps, filled, evaluate(problem, arm, capped[arm, rows]))
-
-
-def _moved(tried: _Tried) -> tuple[IntArray, bool]:
-    """The caps to try next, and whether they hold nothing new."""
-    caps, filled = tried.caps, tried.filled
-    moved = move_caps(tried.prices, caps[filled.caps], filled.token)
-    if np.logical_and.reduce(caps == moved, axis=1).any():
-        return caps, True
-    return np.concatenate([caps, moved[None]]), False
+@compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({_TABLES}, float64, bool_)")
+def _search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntArray, float, float]:
+    requests, families, lengths = tables[0].shape[1], len(tables[4]), tables[0].shape[2]
+    if not is_given:
+        rate = _uniform_rate(tables)
+    if len(tables[3]) == 1:
+        best = blank(_price(tables, rate))
+        arm, tokens, seconds = _evaluate(tables, best, rate)
+        return arm, best[1], tokens, seconds
+    tries = _EFFORT // (requests * families * lengths) ** 2 if requests > 1 else 0
+    best, found = _climb(tables, rate, is_given, tries, False)
+    found = _polish(tables, best, found, is_given, tries)
+    arm, tokens, seconds = _evaluate(tables, best, found)
+    if tries >= _THOROUGH:
+        other, found = _climb(tables, rate, is_given, tries, True)
+        found = _polish(tables, other, found, is_given, tries)
+        other_arm, other_tokens, other_seconds = _evaluate(tables, other, found)
+        price = rate if is_given else tokens / seconds
+        if other_tokens - tokens > price * (other_seconds - seconds):
+            best, arm, tokens, seconds = other, other_arm, other_tokens, other_seconds
+    return arm, best[1], tokens, seconds

@@ -1,159 +1,170 @@
 """When to try an arm that is off, so that it is known when it would pay.
 
-Knows nothing of how acceptance is estimated. An arm that drafts nothing earns an allowance, a
-fixed share of the time that passes; a probe is bought from it. So all probes together cost at most
-that share of the time, whatever the arms, the batch and the machine, and a probe depends on the
-observations alone.
+Knows nothing of how acceptance is estimated. Probes are paid from one allowance, a fixed share of
+the time that passes, saved up for at most three steps' time. Half of that may be spent at once and
+is paid back by half the income until then: with a share of 1 %, probes have cost at most 1.5 steps
+more than 1 % of the time at the start, and from step 300 on never more than 1 % of all time. What
+is spent is the price that the plan named, or the drafting that was measured where that was more.
 """
 
-from sdcontrol.core import (
-    BatchView,
-    Belief,
-    Choice,
-    Observation,
-    Plan,
-    RequestView,
-    family_of,
-)
-from sdcontrol.estimators.price import round_kv_tokens
-from sdcontrol.policies.problem import Problem
+from dataclasses import dataclass
+
+from sdcontrol.core import BatchView, Choice, Observation, Plan, family_of
+from sdcontrol.policies.problem import Answer, Problem
 
 __all__ = ["Probing"]
 
-_MOST_PATIENCE = 8
-_SOME = 0.5  # of a probe's price at the arm's own KV, below which its family's cannot be
+_SAVED_STEPS = 3.0  # steps' time that the allowance can hold
+_LOAN = 0.5  # of that, at the start
+_STEP_MEMORY = 0.95  # of the average step's seconds, per step
+_TURN_MEMORY = 0.995  # of what each arm spent, per step
+_SURE_PROBES = 8.0  # probes without effect that double the next one's price
+_MOST_WEIGHT = 4.0
+_LEAST_SHARE = 0.02  # of a plain step, that a probe counts for even where it is free
+_LONGEST_SECONDS = 60.0  # that a step may have taken to count
+_MARK, _PRICE = "; probes ", " for at most "
 
 
 class Probing:
-    """The allowances of arms that are off, in seconds.
+    """The allowance for trying arms that are off, in seconds.
 
-    `share` of the time is divided among the arms. Each probe after which the arm stays off makes
-    the next one dearer, up to 8 times: what was confirmed often is less uncertain. An arm that is
-    observed in shadow needs no probes.
+    Each probe after which its arm stays off makes the arm's next one count for more, up to 4
+    times: what was confirmed often is less uncertain. A family that was never drafted with comes
+    first, with one token. An arm that is observed in shadow needs no probes.
     """
 
     def __init__(self, share: float, num_draft_tokens: int) -> None:
         self.share = share
         self.num_draft_tokens = num_draft_tokens
-        self._allowance: dict[str, float] = {}
-        self._patience: dict[str, int] = {}
-        self._shadowed: set[str] = set()
+        self._allowance = 0.0
+        self._step_seconds = 0.0
+        self._steps = 0
+        self._spent: dict[str, float] = {}  # by arm, not long ago
+        self._confirmed: dict[str, int] = {}  # by arm, probes in a row after which it stayed off
+        self._measured: set[str] = set()  # families
+        self._shadowed: set[str] = set()  # arms
 
     def update(self, observation: Observation) -> None:
-        """Let arms that are off earn; what was drafted spends."""
-        self._shadowed.update(
-            arm
-            for arm, lengths in observation.shadow.items()
-            if any(n is not None for n in lengths)
-        )
-        drafted = {choice.drafter for choice in observation.plan.choices}
-        menus = {request.drafters for request in observation.view.requests}
-        offered = {arm for menu in menus for arm in menu}
-        probed = _probed(observation.plan)
-        seconds = observation.timing.total_seconds
-        earned = self.share * seconds / max(len(offered), 1) if 0.0 < seconds < 60.0 else 0.0
-        for arm in sorted(offered):
-            if arm not in drafted:
-                self._allowance[arm] = self._allowance.get(arm, 0.0) + earned
-                continue
-            self._allowance[arm] = 0.0
-            again = min(2 * self._patience.get(arm, 1), _MOST_PATIENCE)
-            self._patience[arm] = again if arm == probed else 1
+        """Earn from the time that passed; pay for what was probed."""
+        for arm, lengths in observation.shadow.items():
+            if arm not in self._shadowed and any(n is not None for n in lengths):
+                self._shadowed.add(arm)
+        timing = observation.timing
+        seconds = timing.total_seconds
+        probed, price = _probed(observation.plan)
+        for drafter in {choice.drafter for choice in observation.plan.choices}:
+            if drafter is not None:
+                self._measured.add(family_of(drafter))
+                if drafter != probed:
+                    self._confirmed[drafter] = 0
+        if 0.0 < seconds < _LONGEST_SECONDS:
+            self._earn(seconds)
+        if probed is not None:
+            measured = timing.draft_seconds.get(family_of(probed), 0.0)
+            if 0.0 < measured < _LONGEST_SECONDS:
+                price = max(price, measured)
+            price *= self._weight(probed)
+            self._allowance -= price
+            self._spent[probed] = self._spent.get(probed, 0.0) + price
+            self._confirmed[probed] = self._confirmed.get(probed, 0) + 1
 
-    def is_due(self, view: BatchView, plan: Plan, belief: Belief) -> bool:
-        """Whether some arm's allowance might pay for a probe beside the plan of a lone request."""
-        if not self.share or view.prefill_tokens:
-            return False
-        request, planned = view.requests[0], plan.choices[0].drafter
-        for arm in belief.survival:
-            allowance = self._allowance.get(arm)
-            if not allowance or arm == planned or arm in self._shadowed:
-                continue
-            kv_tokens = float(round_kv_tokens(request, arm))
-            seconds = float(belief.cost.draft_seconds(family_of(arm), 1.0, kv_tokens))
-            least = _SOME * seconds * self.num_draft_tokens * self._patience.get(arm, 1)
-            if allowance >= least:
-                return True
-        return False
-
-    def probe(self, view: BatchView, plan: Plan, problem: Problem, rate: float) -> Plan:
-        """`plan`, or where an arm's allowance pays for it, `plan` with one request trying it.
-
-        `rate` is the plan's expected tokens per second: what a probe gives up is paid for too.
-        """
-        if view.prefill_tokens:
+    def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
+        """`plan`, or where the allowance pays for it, `plan` with one request trying an arm."""
+        if self._allowance <= 0.0 or view.prefill_tokens:
             return plan
-        drafted = {choice.drafter for choice in plan.choices}
-        for a, arm in enumerate(problem.arms):
-            if arm in drafted or arm in self._shadowed or not self._allowance.get(arm):
+        drafting = set(answer.arm[answer.length > 0].tolist())
+        off = [
+            (family_of(arm) in self._measured, self._spent.get(arm, 0.0), a)
+            for a, arm in enumerate(problem.arms)
+            if a not in drafting and arm not in self._shadowed
+        ]
+        for is_measured, _, a in sorted(off):  # whoever is due and can be paid once is waited for
+            weight = self._weight(problem.arms[a])
+            most_seconds = _SAVED_STEPS * self._step_seconds
+            least = float(problem.rounds[problem.family[a], 1])
+            if min(weight * least, most_seconds) > self._allowance:
+                if least <= most_seconds:
+                    return plan
                 continue
-            patience = self._patience.get(arm, 1)
-            if patience * self._least_price(problem, a) > self._allowance[arm]:
+            probe = _cheapest(view, problem, answer, a, self.num_draft_tokens if is_measured else 1)
+            if probe is None or probe.seconds > most_seconds:
                 continue
-            tried = self._try(view, plan, problem, a, rate)
-            if tried is not None:
-                return tried
+            if min(weight * probe.seconds, most_seconds) > self._allowance:
+                return plan
+            return _with(plan, problem.arms[a], probe)
         return plan
 
-    def _least_price(self, problem: Problem, a: int) -> float:
-        return float(problem.round[problem.family[a], 1]) * self.num_draft_tokens
+    def _earn(self, seconds: float) -> None:
+        self._steps += 1
+        if self._steps == 1:
+            self._step_seconds = seconds
+            self._allowance = _LOAN * _SAVED_STEPS * seconds if self.share else 0.0
+        is_repaid = self._steps * self.share >= _SAVED_STEPS
+        self._step_seconds = _STEP_MEMORY * self._step_seconds + (1.0 - _STEP_MEMORY) * seconds
+        earned = self.share * seconds * (1.0 if is_repaid else 1.0 - _LOAN)
+        self._allowance = min(self._allowance + earned, _SAVED_STEPS * self._step_seconds)
+        for arm in self._spent:
+            self._spent[arm] *= _TURN_MEMORY
 
-    def _try(
-        self, view: BatchView, plan: Plan, problem: Problem, a: int, rate: float
-    ) -> Plan | None:
-        """`plan` with the arm's probe, on a request that takes turns; None if it costs too much."""
-        arm = problem.arms[a]
-        r = self._whose_turn(view, plan, arm)
-        if r is None:
-            return None
-        length = self._length(view.requests[r], arm)
-        tokens = sum(choice.num_draft_tokens for choice in plan.choices)
-        after = tokens - plan.choices[r].num_draft_tokens + length
-        if after >= len(problem.verify):
-            return None
-        seconds = float(problem.round[problem.family[a], 1]) * length
-        seconds += max(float(problem.verify[after] - problem.verify[tokens]), 0.0)
-        seconds += _tokens_given_up(problem, plan.choices[r], r, a, length) / rate
-        if problem.catch_up is not None:
-            seconds += float(problem.catch_up[a, r])
-        if self._patience.get(arm, 1) * seconds > self._allowance[arm]:
-            return None
-        choices = (*plan.choices[:r], Choice.of(arm, length), *plan.choices[r + 1 :])
-        return Plan(choices, f"{plan.reason}; {_MARK}{arm}")
-
-    def _whose_turn(self, view: BatchView, plan: Plan, arm: str) -> int | None:
-        """The next request that may try `arm`, one without a drafter before others."""
-        batch, busy = len(view.requests), None
-        for turn in range(view.step, view.step + batch):
-            r = turn % batch
-            if self._length(view.requests[r], arm):
-                if plan.choices[r].drafter is None:
-                    return r
-                busy = r if busy is None else busy
-        return busy
-
-    def _length(self, request: RequestView, arm: str) -> int:
-        """Tokens that a probe of `arm` may draft for `request`; 0 where it may not."""
-        if arm not in request.drafters:
-            return 0
-        hint = request.hints.get(arm)
-        bound = self.num_draft_tokens if hint is None else hint.max_draft_tokens
-        most = self.num_draft_tokens if bound is None else bound
-        return max(min(self.num_draft_tokens, most, request.remaining_tokens - 1), 0)
+    def _weight(self, arm: str) -> float:
+        return min(1.0 + self._confirmed.get(arm, 0) / _SURE_PROBES, _MOST_WEIGHT)
 
 
-def _tokens_given_up(problem: Problem, planned: Choice, r: int, a: int, length: int) -> float:
-    """What request `r` is expected to lose by `length` tokens of arm `a` in place of the plan."""
-    if planned.drafter is None:
-        return 0.0
-    expected = problem.gain[problem.arms.index(planned.drafter), planned.num_draft_tokens, r]
-    return max(float(expected - problem.gain[a, length, r]), 0.0)
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """One request's try of an arm."""
+
+    request: int
+    length: int
+    seconds: float  # what it costs: drafting, verification, and the tokens of the plan given up
 
 
-_MARK = "probes "
+def _cheapest(
+    view: BatchView, problem: Problem, answer: Answer, a: int, most_tokens: int
+) -> _Probe | None:
+    """Of most expected outcomes per second, for the request whose turn it is; None: nobody can."""
+    r = _whose_turn(view.step, problem, answer, a)
+    held = int(answer.length[r])
+    tokens = int(answer.length.sum()) - held
+    most = min(int(problem.limit[a, r]), most_tokens, len(problem.verify) - 1 - tokens)
+    best, most_outcomes = None, 0.0
+    gains = problem.gain[a, r].tolist()
+    expected = float(problem.gain[answer.arm[r], r, held])
+    for n in range(1, most + 1):
+        seconds = float(problem.rounds[problem.family[a], 1]) * n
+        seconds += max(float(problem.verify[tokens + n] - problem.verify[tokens + held]), 0.0)
+        seconds += max(expected - gains[n], 0.0) / answer.rate + float(problem.catch_up[a, r])
+        seconds = max(seconds, _LEAST_SHARE * float(problem.verify[0]))
+        outcomes = (1.0 + gains[n - 1]) / seconds  # a token counts where those before it were right
+        if outcomes > most_outcomes:
+            best, most_outcomes = _Probe(r, n, seconds), outcomes
+    return best
 
 
-def _probed(plan: Plan) -> str | None:
-    """The arm that `plan` probes, if any."""
-    _, mark, arm = plan.reason.rpartition(_MARK)
-    return arm if mark else None
+def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
+    """The next request that may try arm `a`, one without drafts before others."""
+    batch, busy = problem.batch, step % problem.batch
+    limit = problem.limit[a].tolist()
+    for turn in range(step, step + batch):
+        r = turn % batch
+        if limit[r]:
+            if not answer.length[r]:
+                return r
+            busy = busy if limit[busy] else r
+    return busy
+
+
+def _with(plan: Plan, arm: str, probe: _Probe) -> Plan:
+    r = probe.request
+    choices = (*plan.choices[:r], Choice.of(arm, probe.length), *plan.choices[r + 1 :])
+    return Plan(choices, f"{plan.reason}{_MARK}{arm}{_PRICE}{probe.seconds:.3g} s")
+
+
+def _probed(plan: Plan) -> tuple[str | None, float]:
+    """The arm that `plan` probes, if any, and the seconds that it was expected to cost."""
+    _, mark, probe = plan.reason.rpartition(_MARK)
+    arm, _, price = probe.rpartition(_PRICE)
+    try:
+        return (arm, float(price.removesuffix(" s"))) if mark else (None, 0.0)
+    except ValueError:  # another policy's words
+        return None, 0.0

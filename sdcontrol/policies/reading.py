@@ -3,197 +3,183 @@
 Knows names, hints and limits; nothing of how the best plan is found.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Hint, Plan, family_of
+from sdcontrol.columns import NO_LIMIT, columns_of
+from sdcontrol.compiled import compiled
+from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
 from sdcontrol.estimators.price import sparse_budget
-from sdcontrol.policies.arrays import column, running
-from sdcontrol.policies.problem import IntArray, Problem
+from sdcontrol.policies.problem import Answer, IntArray, Problem
 
-__all__ = ["read", "read_drafted", "to_plan"]
-
-_MOST_PRICED = 8  # different catch-ups of an arm that are priced one by one
+__all__ = ["read", "read_drafted", "to_choices"]
 
 
-def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Problem:
-    """The problem of one step. `view` has requests and `belief` at least one position.
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What follows from the arms' names alone."""
+
+    arms: tuple[str, ...]  # neighbours where they share a family
+    families: tuple[str, ...]
+    family: IntArray  # [arms]
+    rows: IntArray  # [arms], of the view's columns
+    budgets: IntArray  # [arms], KV tokens that a round reads at most
+
+
+def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Problem | None:
+    """The problem of one step; None where nobody can draft.
 
     A catch-up of seconds c is charged to the step in proportion to the tokens that it serves:
     c * (most tokens that the step can emit) / min(remaining tokens, horizon), at most c.
     """
-    requests = view.requests
-    batch = len(requests)
-    layout = _layout(tuple(belief.survival))
-    arms = layout.arms
-    lengths = 1 + max(rows.shape[1] for rows in belief.survival.values())
-    context = np.array([request.context_tokens for request in requests], dtype=np.float64)
-    limit, catch_up_tokens = _limits(view, arms, lengths - 1)
-    gain = _gain([belief.survival[arm] for arm in arms], lengths, batch, limit)
-    draft_tokens = max(min(batch * (lengths - 1), view.free_kv_tokens), 0)
-    tokens = np.arange(
-        batch + view.prefill_tokens, batch + view.prefill_tokens + draft_tokens + 1.0
+    columns = columns_of(view)
+    layout = _layout(columns.arms, tuple(belief.survival))
+    survival = _stack(layout.arms, belief)
+    if not survival.size:
+        return None
+    gain, limit, reads, lag = _prepare(
+        survival,
+        (
+            columns.context_tokens,
+            columns.remaining_tokens,
+            columns.max_draft_tokens,
+            columns.is_allowed,
+            columns.catch_up_tokens,
+        ),
+        layout.rows,
+        layout.budgets,
     )
-    verify = belief.cost.verify_seconds(tokens, float(np.add.reduce(context)), batch)
-    table, excess = _rounds(belief.cost, layout, context)
-    catch_up = None
-    if catch_up_tokens:
-        catch_up = _catch_up(view, belief.cost, arms, catch_up_tokens)
-    if catch_up is not None:
-        horizon = np.minimum([r.remaining_tokens for r in requests], catch_up_horizon_tokens)
-        catch_up = catch_up * np.minimum((1.0 + gain[:, -1]) / np.maximum(horizon, 1), 1.0)
+    verify = _verify(view, belief.cost, int(limit.max(axis=0).sum()))
+    rounds = _rounds(layout, belief.cost, reads)
+    catch_up = np.zeros(limit.shape)
+    if lag.any():
+        lines = _catch_up_lines(layout, belief.cost, lag)
+        horizon = np.minimum(columns.remaining_tokens, catch_up_horizon_tokens)
+        _spread(catch_up, lines, columns.catch_up_tokens[layout.rows], gain, horizon)
+    _centre(reads, rounds, layout.family)
+    drafted = np.zeros(len(rounds), dtype=np.int64)
     return Problem(
-        arms=arms,
-        family=layout.family,
-        members=layout.members,
-        gain=gain,
-        limit=limit,
-        verify=verify + belief.cost.overhead_seconds(),
-        round=table,
-        excess=excess,
-        catch_up=catch_up,
+        layout.arms, gain, limit, layout.family, verify, rounds, reads, catch_up, drafted
     )
 
 
-def read_drafted(view: BatchView, plan: Plan, drafted: list[int], belief: Belief) -> Problem:
+def read_drafted(
+    view: BatchView, plan: Plan, drafted: Sequence[int], belief: Belief
+) -> Problem | None:
     """The problem of how much of `plan` to submit, once `drafted[r]` tokens of it are drafted.
 
     Every request keeps its arm and may only draft less. Rounds that were drafted are part of the
-    step whatever is submitted; rounds to come have their price.
+    step whatever is submitted; rounds to come have their price. None where no arm is believed in.
     """
-    arms = tuple(dict.fromkeys(c.drafter for c in plan.choices if c.drafter in belief.survival))
-    layout = _layout(tuple(arm for arm in arms if arm is not None))
-    batch, depth = len(view.requests), max(choice.num_draft_tokens for choice in plan.choices)
-    limit = np.zeros((len(layout.arms), batch), dtype=np.int64)
-    rounds = np.zeros(len(layout.families), dtype=np.int64)
-    for r, choice in enumerate(plan.choices):
-        if choice.drafter in layout.arms:
-            a = layout.arms.index(choice.drafter)
-            limit[a, r] = choice.num_draft_tokens
-            rounds[layout.family[a]] = max(rounds[layout.family[a]], drafted[r])
-    context = np.array([request.context_tokens for request in view.requests], dtype=np.float64)
-    rows = [belief.survival[arm][:, :depth] for arm in layout.arms]
-    table, excess = _rounds(belief.cost, layout, context)
-    tokens = np.arange(float(sum(choice.num_draft_tokens for choice in plan.choices)) + 1)
-    verify = belief.cost.verify_seconds(
-        tokens + (batch + view.prefill_tokens), float(np.add.reduce(context)), batch
-    )
-    spent = belief.cost.overhead_seconds()
-    for f, count in enumerate(rounds.tolist()):
-        members = [r for r in range(batch) if limit[layout.family == f, r].any()]
-        for j in range(1, count + 1):
-            spent += float(table[f, sum(drafted[r] >= j for r in members)])
-    return Problem(
-        arms=layout.arms,
-        family=layout.family,
-        members=layout.members,
-        gain=_gain(rows, depth + 1, batch, limit),
-        limit=limit,
-        verify=verify + spent,
-        round=table,
-        excess=excess,
-        drafted=rounds,
-    )
-
-
-def to_plan(problem: Problem, view: BatchView, arm: IntArray, length: IntArray, why: str) -> Plan:
-    """The plan of `length[r]` tokens by `arms[arm[r]]`, within every request's limits."""
-    if problem.limit is not None:
-        length = np.minimum(length, problem.limit[arm, np.arange(problem.batch)])
-    choices = _choices(problem.arms, problem.lengths)
-    off = Choice.off()
-    chosen = [
-        choices[a][n] if problem.arms[a] in request.drafters else off
-        for request, a, n in zip(view.requests, arm.tolist(), length.tolist(), strict=True)
-    ]
-    return Plan(tuple(chosen), why)
-
-
-def _limits(
-    view: BatchView, arms: tuple[str, ...], depth: int
-) -> tuple[IntArray | None, dict[int, list[int]]]:
-    """Draft limits `[arms, requests]` where one binds, and requests' catch-up tokens by arm."""
-    most = [request.remaining_tokens - 1 for request in view.requests]
-    limit: IntArray | None = None
-    if min(most) < depth:
-        limit = np.repeat(np.clip(most, 0, depth)[None, :], len(arms), axis=0)
-    catch_up: dict[int, list[int]] = {}
-    menus = [request.hints for request in view.requests]
-    for a, arm in enumerate(arms):
-        hints = [menu.get(arm) for menu in menus]
-        bounds = [hint.max_draft_tokens for hint in hints if hint is not None]
-        if not bounds:
-            continue
-        if any(bound is not None and bound < depth for bound in bounds):
-            limit = np.full((len(arms), len(most)), depth) if limit is None else limit
-            np.minimum(limit[a], [_bound(hint, depth) for hint in hints], out=limit[a])
-        tokens = [0 if hint is None else hint.catch_up_tokens for hint in hints]
-        if any(tokens):
-            catch_up[a] = tokens
-    return limit, catch_up
-
-
-def _bound(hint: Hint | None, depth: int) -> int:
-    if hint is None or hint.max_draft_tokens is None:
-        return depth
-    return max(hint.max_draft_tokens, 0)
-
-
-def _gain(
-    survival: list[FloatArray], lengths: int, batch: int, limit: IntArray | None
-) -> FloatArray:
-    gain = np.zeros((len(survival), lengths, batch))
-    for a, rows in enumerate(survival):
-        gain[a, 1 : rows.shape[1] + 1] = rows.T
-    if limit is not None:
-        gain *= column(lengths) <= limit[:, None, :]
-    return running(np.add, gain)
-
-
-def _rounds(
-    cost: Cost, layout: "_Layout", context: FloatArray
-) -> tuple[FloatArray, FloatArray | None]:
-    """`round` and `excess`: the price of a round is linear in KV around the family's average."""
-    batch = len(context)
-    table = np.zeros((len(layout.families), batch + 1))
-    excess: FloatArray | None = None
-    count, share = _counts(batch)
-    for f, (name, members) in enumerate(layout.families.items()):
-        reads = [context if b is None else np.minimum(context, b) for _, b in members]
-        mean = sum(float(np.add.reduce(rows)) for rows in reads) / (len(reads) * batch)
-        kv_tokens = share * mean
-        seconds = np.asarray(cost.draft_seconds(name, count, kv_tokens))
-        table[f, 1:] = seconds[:-1] if seconds.ndim else seconds
-        per_token = float(seconds[-2] - seconds[-1]) if seconds.ndim else 0.0
-        if per_token > 0.0:
-            excess = np.zeros((len(layout.arms), batch)) if excess is None else excess
-            for (a, _), rows in zip(members, reads, strict=True):
-                excess[a] = (rows - mean) * (per_token / (0.5 * batch * mean))
-    return table, excess
-
-
-def _catch_up(
-    view: BatchView, cost: Cost, arms: tuple[str, ...], tokens: dict[int, list[int]]
-) -> FloatArray | None:
-    """Seconds `[arms, requests]` of each request's catch-up, whole; None where it has no price."""
-    price = getattr(cost, "catch_up_seconds", None)
-    if price is None or not tokens:
+    columns = columns_of(view)
+    offered = tuple(dict.fromkeys(c.drafter for c in plan.choices if c.drafter is not None))
+    layout = _layout(offered, tuple(belief.survival))
+    if not layout.arms:
         return None
-    seconds = np.zeros((len(arms), len(view.requests)))
-    for a, counts in tokens.items():
-        priced = sorted(set(counts) - {0})
-        if len(priced) > _MOST_PRICED:  # on a straight line between these
-            priced = priced[:: -(-len(priced) // _MOST_PRICED)] + priced[-1:]
-        prices = [float(price(family_of(arms[a]), count)) for count in priced]
-        seconds[a] = np.where(counts, np.interp(counts, priced, prices), 0.0)
-    return seconds
+    index_of = {arm: a for a, arm in enumerate(layout.arms)}
+    arm = np.array([index_of.get(c.drafter or "", -1) for c in plan.choices])
+    planned = np.array([c.num_draft_tokens for c in plan.choices])
+    limits = np.where(arm == np.arange(len(layout.arms))[:, None], planned, 0)
+    gain, limit, reads, _ = _prepare(
+        np.ascontiguousarray(_stack(layout.arms, belief)[:, :, : planned.max()]),
+        (
+            columns.context_tokens,
+            columns.remaining_tokens,
+            limits,
+            np.ones(limits.shape, dtype=np.bool_),
+            np.zeros_like(limits),
+        ),
+        np.arange(len(layout.arms)),
+        layout.budgets,
+    )
+    rounds = _rounds(layout, belief.cost, reads)
+    _centre(reads, rounds, layout.family)
+    counts = np.array(drafted, dtype=np.int64)
+    done, spent = _spent(rounds, layout.family, arm, counts)
+    verify = _verify(view, belief.cost, int(planned.sum())) + spent
+    return Problem(
+        layout.arms, gain, limit, layout.family, verify, rounds, reads, np.zeros(limit.shape), done
+    )
+
+
+def to_choices(problem: Problem, answer: Answer) -> tuple[Choice, ...]:
+    """The choices of `answer`, one per request."""
+    table = _choices(problem.arms, problem.lengths)
+    cells = (answer.arm * problem.lengths + answer.length).tolist()
+    return tuple([table[cell] for cell in cells])
+
+
+def _stack(arms: tuple[str, ...], belief: Belief) -> FloatArray:
+    """Survival `[arms, requests, K]`, K the most of any arm."""
+    tables = [belief.survival[arm] for arm in arms]
+    if not tables:
+        return np.zeros((0, 0, 0))
+    depth = max(rows.shape[1] for rows in tables)
+    stacked = np.zeros((len(arms), len(tables[0]), depth))
+    for a, rows in enumerate(tables):
+        stacked[a, :, : rows.shape[1]] = rows
+    return stacked
+
+
+def _verify(view: BatchView, cost: Cost, most_tokens: int) -> FloatArray:
+    """Seconds beside the drafting, `[draft tokens + 1]`, as far as KV slots and limits go."""
+    batch, kv_tokens = len(view.requests), float(columns_of(view).context_tokens.sum())
+    draft_tokens = max(min(most_tokens, view.free_kv_tokens), 0)
+    first = batch + view.prefill_tokens
+    tokens = np.arange(float(first), first + draft_tokens + 0.5)
+    seconds = cost.verify_seconds(tokens, kv_tokens, batch) + cost.overhead_seconds()
+    return np.asarray(seconds, dtype=np.float64)
+
+
+def _rounds(layout: _Layout, cost: Cost, reads: FloatArray) -> FloatArray:
+    """Seconds of a round by the requests in it, at the family's average KV tokens per request.
+
+    The last column is that of all requests with half the KV tokens.
+    """
+    batch = reads.shape[1]
+    rounds = np.zeros((len(layout.families), batch + 2))
+    count, share = _counts(batch)
+    means = _means(reads, layout.family, len(layout.families)).tolist()
+    for f, (name, mean) in enumerate(zip(layout.families, means, strict=True)):
+        rounds[f, 1:] = cost.draft_seconds(name, count, share * mean)
+    return rounds
+
+
+def _catch_up_lines(layout: _Layout, cost: Cost, lag: IntArray) -> FloatArray:
+    """Seconds of a catch-up as base and price per token, `[arms, 2]`, through fewest and most."""
+    lines = np.zeros(lag.shape)
+    price = getattr(cost, "catch_up_seconds", None)
+    for a, (fewest, most) in enumerate(lag.tolist()):
+        if price is not None and most:
+            family = family_of(layout.arms[a])
+            low, high = float(price(family, fewest)), float(price(family, most))
+            slope = (high - low) / max(most - fewest, 1)
+            lines[a] = low - slope * fewest, slope
+    return lines
 
 
 @cache
-def _choices(arms: tuple[str, ...], lengths: int) -> tuple[tuple[Choice, ...], ...]:
-    return tuple(tuple(Choice.of(arm, n) for n in range(lengths)) for arm in arms)
+def _layout(offered: tuple[str, ...], believed: tuple[str, ...]) -> _Layout:
+    known = [arm for arm in offered if arm in believed]
+    families = tuple(dict.fromkeys(map(family_of, known)))
+    arms = tuple(sorted(known, key=lambda arm: families.index(family_of(arm))))
+    budgets = [sparse_budget(arm) for arm in arms]
+    return _Layout(
+        arms=arms,
+        families=families,
+        family=np.array([families.index(family_of(arm)) for arm in arms], dtype=np.int64),
+        rows=np.array([offered.index(arm) for arm in arms], dtype=np.int64),
+        budgets=np.array([NO_LIMIT if b is None else b for b in budgets], dtype=np.int64),
+    )
+
+
+@cache
+def _choices(arms: tuple[str, ...], lengths: int) -> tuple[Choice, ...]:
+    return tuple(Choice.of(arm, n) for arm in arms for n in range(lengths))
 
 
 @cache
@@ -203,27 +189,90 @@ def _counts(batch: int) -> tuple[FloatArray, FloatArray]:
     return count, np.append(count[:-1], 0.5 * batch)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """What follows from the arms' names alone."""
-
-    arms: tuple[str, ...]  # grouped by family
-    families: dict[str, tuple[tuple[int, int | None], ...]]  # members: arm index and KV budget
-    family: IntArray  # [arms]
-    members: tuple[slice, ...]  # [families]
+_Limits = tuple[IntArray, IntArray, IntArray, NDArray[np.bool_], IntArray]
+"""Context, remaining, most draft tokens, whether allowed, and catch-up tokens, of the columns."""
+_Prepared = tuple[FloatArray, IntArray, FloatArray, IntArray]
 
 
-@cache
-def _layout(offered: tuple[str, ...]) -> _Layout:
-    names = tuple(dict.fromkeys(map(family_of, offered)))
-    arms = tuple(sorted(offered, key=lambda arm: names.index(family_of(arm))))
-    members = {
-        name: tuple((a, sparse_budget(arm)) for a, arm in enumerate(arms) if family_of(arm) == name)
-        for name in names
-    }
-    return _Layout(
-        arms=arms,
-        families=members,
-        family=np.array([names.index(family_of(arm)) for arm in arms]),
-        members=tuple(slice(m[0][0], m[-1][0] + 1) for m in members.values()),
-    )
+@compiled(
+    "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], int64[:,::1]))(float64[:,:,::1], "
+    "Tuple((int64[::1], int64[::1], int64[:,::1], bool_[:,::1], int64[:,::1])), "
+    "int64[::1], int64[::1])"
+)
+def _prepare(
+    survival: FloatArray, columns: _Limits, rows: IntArray, budgets: IntArray
+) -> _Prepared:
+    """Gain, limits, KV tokens per round, and each arm's fewest and most catch-up tokens."""
+    context, remaining, most, is_allowed, catch_up = columns
+    arms, requests, depth = survival.shape
+    gain, limit = np.zeros((arms, requests, depth + 1)), np.zeros((arms, requests), dtype=np.int64)
+    reads, lag = np.zeros((arms, requests)), np.zeros((arms, 2), dtype=np.int64)
+    for a in range(arms):
+        row = rows[a]
+        for r in range(requests):
+            if is_allowed[row, r]:
+                limit[a, r] = max(min(depth, remaining[r] - 1, most[row, r]), 0)
+            for j in range(depth):
+                here = survival[a, r, j] if j < limit[a, r] else 0.0
+                gain[a, r, j + 1] = gain[a, r, j] + here
+            reads[a, r] = min(context[r], budgets[a])
+            tokens = catch_up[row, r]
+            if tokens > 0:
+                lag[a, 0] = tokens if lag[a, 0] == 0 else min(lag[a, 0], tokens)
+                lag[a, 1] = max(lag[a, 1], tokens)
+    return gain, limit, reads, lag
+
+
+@compiled("float64[::1](float64[:,::1], int64[::1], int64)")
+def _means(reads: FloatArray, family: IntArray, families: int) -> FloatArray:
+    """Of KV tokens per request and round, `[families]`."""
+    total, count = np.zeros(families), np.zeros(families)
+    for a in range(len(family)):
+        for r in range(reads.shape[1]):
+            total[family[a]] += reads[a, r]
+        count[family[a]] += reads.shape[1]
+    return total / count
+
+
+@compiled("void(float64[:,::1], float64[:,::1], int64[::1])")
+def _centre(reads: FloatArray, rounds: FloatArray, family: IntArray) -> None:
+    """Make `reads` the seconds per round beyond those of an average request."""
+    batch = reads.shape[1]
+    means = _means(reads, family, len(rounds))
+    for a in range(len(family)):
+        f = family[a]
+        per_token = (rounds[f, batch] - rounds[f, batch + 1]) / max(0.5 * batch * means[f], 1.0)
+        for r in range(batch):
+            reads[a, r] = (reads[a, r] - means[f]) * max(per_token, 0.0)
+
+
+@compiled("void(float64[:,::1], float64[:,::1], int64[:,::1], float64[:,:,::1], int64[::1])")
+def _spread(
+    catch_up: FloatArray, lines: FloatArray, lags: IntArray, gain: FloatArray, horizon: IntArray
+) -> None:
+    """Charge every catch-up to this step as far as it serves it."""
+    for a in range(len(lines)):
+        for r in range(len(horizon)):
+            lag = lags[a, r]
+            if lag > 0:
+                share = (1.0 + gain[a, r, -1]) / max(horizon[r], 1)
+                catch_up[a, r] = (lines[a, 0] + lines[a, 1] * lag) * min(share, 1.0)
+
+
+@compiled("Tuple((int64[::1], float64))(float64[:,::1], int64[::1], int64[::1], int64[::1])")
+def _spent(
+    rounds: FloatArray, family: IntArray, arm: IntArray, drafted: IntArray
+) -> tuple[IntArray, float]:
+    """By family, the rounds that were drafted; and the seconds of all of them."""
+    done, seconds = np.zeros(len(rounds), dtype=np.int64), 0.0
+    for r in range(len(arm)):
+        if arm[r] >= 0:
+            done[family[arm[r]]] = max(done[family[arm[r]]], drafted[r])
+    for f in range(len(rounds)):
+        for j in range(done[f]):
+            count = 0
+            for r in range(len(arm)):
+                if arm[r] >= 0 and family[arm[r]] == f and drafted[r] > j:
+                    count += 1
+            seconds += rounds[f, count]
+    return done, seconds

@@ -1,0 +1,1 @@
+"""Live regret: the adaptive policy against every fixed setting, decoding with real models."""

@@ -1,0 +1,121 @@
+"""What is measured: cells that stay as they are, workloads that change, and their acceptance rates.
+
+Knows no models and no time. Contexts are multiples of the block size: a prompt is one token longer,
+so that with its blocks in place only that token is left to compute, and the request decodes at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+__all__ = ["CELLS", "KINDS", "RATES", "WORKLOADS", "Case", "PhaseSpec", "quick"]
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "copy": ("copy",),
+    "code": ("code",),
+    "free": ("prose",),
+    "mixed": ("copy", "code", "prose", "records"),
+}
+"""Kinds of prompt as the issue names them, by the bundled data's names."""
+
+RATES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "copy": {"ngram": (0.90, 0.93), "sparse_kv": (0.92,), "draft_model": (0.75, 0.80)},
+    "code": {"ngram": (0.50, 0.65, 0.70), "sparse_kv": (0.88,), "draft_model": (0.70, 0.75)},
+    "prose": {"ngram": (0.12, 0.30), "sparse_kv": (0.80,), "draft_model": (0.55, 0.60)},
+    "records": {"ngram": (0.65, 0.75), "sparse_kv": (0.85,), "draft_model": (0.80,)},
+}
+"""Synthetic acceptance: P(accepted | its parent was), by depth; the last one holds beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpec:
+    """Requests of one kind that decode together."""
+
+    name: str
+    batch_size: int
+    context_tokens: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A cell, whose phases are alike and take turns, or a workload, which runs through its phases."""
+
+    name: str
+    pair: str  # "bundled", or "large" with synthetic acceptance
+    dtype: str
+    tokens: int  # per request and phase
+    blocks: int  # counted ones
+    phases: tuple[PhaseSpec, ...]
+    is_workload: bool = False
+    sparse_budget: int = 128
+    shares_prompts: bool = False  # phases decode the first requests of the largest one
+
+
+def _cell(
+    batch: int, context: int, kind: str, pair: str, *, tokens: int, dtype: str = "bfloat16"
+) -> Case:
+    """Small batches take turns through several groups of prompts; the slowest cells are shorter."""
+    name = f"{pair}-b{batch}-c{context}-{kind}"
+    groups = {1: 4, 4: 2}.get(batch, 1)
+    phases = tuple(PhaseSpec(f"group {g}", batch, context, kind) for g in range(groups))
+    budget = 512 if context >= 2048 else 128
+    blocks = 6 if pair == "large" and batch * context > 1 << 15 else 10
+    return Case(name, pair, dtype, tokens, blocks, phases, sparse_budget=budget)
+
+
+CELLS: tuple[Case, ...] = (
+    _cell(1, 256, "copy", "bundled", tokens=192, dtype="float32"),
+    _cell(1, 2048, "code", "bundled", tokens=160, dtype="float32"),
+    _cell(1, 256, "free", "large", tokens=40),
+    _cell(4, 256, "mixed", "bundled", tokens=128, dtype="float32"),
+    _cell(4, 2048, "copy", "large", tokens=32),
+    _cell(4, 2048, "free", "bundled", tokens=80, dtype="float32"),
+    _cell(16, 256, "code", "bundled", tokens=80),
+    _cell(16, 2048, "mixed", "bundled", tokens=48),
+    _cell(16, 256, "copy", "large", tokens=40),
+    _cell(32, 256, "free", "bundled", tokens=64),
+    _cell(32, 256, "mixed", "large", tokens=32),
+    _cell(32, 2048, "code", "large", tokens=20),
+)
+
+
+def _workload(name: str, pair: str, phases: list[PhaseSpec], **settings: object) -> Case:
+    case = Case(name, pair, "bfloat16", 20, 6, tuple(phases), is_workload=True)
+    return replace(case, **settings)  # type: ignore[arg-type]
+
+
+_RAMP = (1, 8, 32, 8, 1)
+_ALTERNATION = ("copy", "free", "code", "copy", "free", "code")
+_GROWTH = (256, 1024, 2048, 3072)
+
+WORKLOADS: tuple[Case, ...] = (
+    _workload(
+        "batch-ramps",
+        "large",
+        [PhaseSpec(f"{i}: batch {b}", b, 256, "mixed") for i, b in enumerate(_RAMP)],
+        shares_prompts=True,
+        tokens=16,
+    ),
+    _workload(
+        "kinds-alternate",
+        "bundled",
+        [PhaseSpec(f"{i}: {kind}", 8, 256, kind) for i, kind in enumerate(_ALTERNATION)],
+        dtype="float32",
+        tokens=40,
+    ),
+    _workload(
+        "contexts-grow",
+        "large",
+        [PhaseSpec(f"context {c}", 8, c, "code") for c in _GROWTH],
+        tokens=16,
+    ),
+)
+
+
+def quick(case: Case) -> Case:
+    """The same in a few seconds: every line of code runs, no figure means anything."""
+    phases = tuple(
+        replace(p, batch_size=min(p.batch_size, 4), context_tokens=min(p.context_tokens, 256))
+        for p in case.phases[:2]
+    )
+    return replace(case, tokens=6, blocks=2, phases=phases, sparse_budget=128)

@@ -1,0 +1,138 @@
+"""One engine that every arm of a case decodes with, one after the other.
+
+An arm is a controller and what it has learned; it is put into the engine with its own step count,
+so that it sees a decode without gaps. Between arms nothing is left but the cached contexts.
+"""
+
+import gc
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.regret.contexts import is_in_place, lay_out
+from benchmarks.regret.grid import Case
+from benchmarks.regret.pairs import Pair, Prompt, load_pair, prompts_of, seed_of
+from sdcontrol.controller import Controller
+from sdcontrol.core import Observation
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.generation import decoding_of, prepare_config
+from sdcontrol.engine.guard import PlannerGuard
+from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.stats import EngineStats
+
+__all__ = ["Arm", "Rig", "Run"]
+
+
+@dataclass(slots=True)
+class Arm:
+    """A policy with its memory. `stats` tells it the number of a step."""
+
+    name: str
+    spec: str | Mapping[str, object]
+    controller: Controller = field(init=False)
+    stats: EngineStats = field(default_factory=EngineStats)
+
+    def __post_init__(self) -> None:
+        self.controller = Controller(self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One arm's decode of one phase."""
+
+    tokens: int  # emitted while time was taken
+    seconds: float
+    stats: EngineStats  # of the timed steps
+    controller_shares: tuple[float, ...]  # plan and observe over the step, per step
+    texts: tuple[int, ...]  # a hash per request
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+class Rig:
+    """The engine of a case, its contexts in place."""
+
+    def __init__(self, case: Case, *, is_tiny: bool = False) -> None:
+        self.case = case
+        self.pair: Pair = load_pair(case, is_tiny=is_tiny)
+        self.phases = _phases(case, self.pair.is_synthetic)
+        prompts = list(dict.fromkeys(prompt for phase in self.phases for prompt in phase))
+        room = case.tokens + 32
+        kv_tokens = sum(len(prompt.tokens) + room + 32 for prompt in prompts)
+        self.sparse = f"sparse_kv:{case.sparse_budget}"
+        self.engine = Engine(
+            self.pair.target,
+            drafters={
+                "ngram": self.pair.ngram,
+                self.sparse: self.sparse,
+                "draft_model": self.pair.draft,
+            },
+            verification=self.pair.verifier,
+            config=EngineConfig(kv_tokens=kv_tokens + kv_tokens // 8, max_batch_size=64),
+        )
+        lay_out(self.engine, prompts, room=room, computed=not self.pair.is_synthetic)
+        warm = Arm("catch-up", "static:draft_model:1")
+        for phase in range(len(self.phases)):  # the draft model's contexts, once and for all
+            self.run(warm, phase, 0, tokens=3)
+            assert all(is_in_place(self.engine, prompt) for prompt in self.phases[phase])
+        gc.collect()
+        gc.freeze()  # models, prompts and libraries: else each collection looks through them
+
+    def run(self, arm: Arm, phase: int, block: int, *, tokens: int | None = None) -> Run:
+        """Decode a phase from its contexts to the last token; admission is not timed."""
+        self._put_in(arm)
+        gc.collect()
+        engine = self.engine
+        ids = [self._submit(p, i, block, tokens) for i, p in enumerate(self.phases[phase])]
+        live = dict(engine.requests)
+        engine.step()
+        for request in live.values():
+            request.scheduled.shareable = False  # the next arm finds the contexts, nothing else
+        timed, shares = EngineStats(), []
+        started = time.perf_counter()
+        while engine.has_work:
+            observation = engine.step()
+            timed.add(observation)
+            shares.append(_controller_share(observation))
+        seconds = time.perf_counter() - started
+        engine.take_events()
+        texts = tuple(hash(tuple(live[name].output)) for name in ids)
+        return Run(timed.emitted, seconds, timed, tuple(shares), texts)
+
+    def close(self) -> None:
+        """Free the memory."""
+        gc.unfreeze()
+        self.engine.close()
+
+    def _put_in(self, arm: Arm) -> None:
+        """As if the engine had been made with this planner: off tells its drafters nothing."""
+        engine = self.engine
+        engine.planner = PlannerGuard(arm.controller)
+        engine.drafting._is_idle = engine.planner.never_drafts
+        engine.stats = arm.stats
+
+    def _submit(self, prompt: Prompt, index: int, block: int, tokens: int | None) -> str:
+        options = {"max_new_tokens": tokens or self.case.tokens, "do_sample": False}
+        config = prepare_config(self.pair.target, None, len(prompt.tokens), options)
+        seed = seed_of(prompt.kind, block, index)
+        decoding = decoding_of(self.pair.target, config, prompt.tokens, seed=seed)
+        return self.engine.enqueue(prompt.tokens, decoding)
+
+
+def _phases(case: Case, is_synthetic: bool) -> list[list[Prompt]]:
+    if case.shares_prompts:
+        largest = max(case.phases, key=lambda phase: phase.batch_size)
+        prompts = prompts_of(largest, is_synthetic=is_synthetic, seed=0)
+        return [prompts[: phase.batch_size] for phase in case.phases]
+    return [
+        prompts_of(phase, is_synthetic=is_synthetic, seed=index)
+        for index, phase in enumerate(case.phases)
+    ]
+
+
+def _controller_share(observation: Observation) -> float:
+    total = observation.timing.total_seconds
+    return observation.timing.controller_seconds / total if total > 0.0 else 0.0

@@ -1,0 +1,70 @@
+"""Results as tables in Markdown."""
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.regret.results import misses, summary
+
+__all__ = ["markdown"]
+
+Result = Mapping[str, object]
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """A table of cells, one of workloads, and what it comes to."""
+    cells = [_cell(r) for r in results if not r["is_workload"]]
+    workloads = [_workload(r) for r in results if r["is_workload"]]
+    head = ("cell", "acceptance", "best fixed", "of best fixed", "of off", "controller", "missed")
+    other = (
+        "workload",
+        "best fixed",
+        "oracle/best",
+        "gap closed",
+        "best rival",
+        "of rival",
+        "missed",
+    )
+    parts = [_table(head, cells)] if cells else []
+    parts += [_table(other, workloads)] if workloads else []
+    return "\n\n".join([*parts, summary(results)])
+
+
+def _cell(result: Result) -> tuple[str, ...]:
+    return (
+        str(result["name"]),
+        str(result["acceptance"]),
+        str(result["best_fixed"]),
+        _ratio(result["to_best"]),
+        _ratio(result["to_off"]),
+        _share(result["controller_share"]),
+        "; ".join(misses(result)) or "-",
+    )
+
+
+def _workload(result: Result) -> tuple[str, ...]:
+    gap = result["gap"]
+    assert isinstance(gap, Mapping)
+    closed = f"{gap['share']:.0%} ({gap['low']:.0%} to {gap['high']:.0%})"
+    return (
+        str(result["name"]),
+        str(result["best_fixed"]),
+        _ratio(gap["oracle"]),
+        "gap within noise" if gap["is_noise"] else closed,
+        str(result["best_rival"]),
+        _ratio(result["to_rival"]),
+        "; ".join(misses(result)) or "-",
+    )
+
+
+def _ratio(ratio: object) -> str:
+    assert isinstance(ratio, Mapping)
+    return f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+
+
+def _share(share: object) -> str:
+    assert isinstance(share, Mapping)
+    return f"{share['of_time']:.1%}, step p95 {share['p95']:.1%}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

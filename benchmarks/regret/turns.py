@@ -1,0 +1,119 @@
+"""Arms take turns: in every block each runs the block's phases once, in random order.
+
+A first block warms up and is not counted. After block 1, an odd one, fixed settings that were without
+a chance in both are dropped; what they reached is kept. Rivals of a workload start then, with the drafter that
+block 1 shows to be the best, and a warm-up and a block 1 of their own.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.regret.arms import (
+    SCHEDULE,
+    Spec,
+    fixed_specs,
+    hopeless,
+    rival_specs,
+    schedule_spec,
+)
+from benchmarks.regret.grid import Case
+from benchmarks.regret.rig import Arm, Rig, Run
+from benchmarks.regret.scoring import ADAPTIVE, OFF
+
+__all__ = ["Turns", "take_turns"]
+
+
+@dataclass(slots=True)
+class Turns:
+    """What was measured: by arm, its counted blocks; a block is a run per phase."""
+
+    fixed: list[str]  # all that began, off first
+    arms: dict[str, Arm]  # those that are still in
+    runs: dict[str, list[list[Run]]] = field(default_factory=dict)
+    warm_up: dict[str, list[Run]] = field(default_factory=dict)
+    dropped: dict[str, float] = field(default_factory=dict)  # the most of the best's rate it had
+    compared_texts: int = 0
+    differing_texts: int = 0
+
+    def rates(self) -> dict[str, list[list[float]]]:
+        """Tokens per second by arm, block and phase, of the arms that are still in."""
+        return {
+            name: [[run.rate for run in block] for block in blocks]
+            for name, blocks in self.runs.items()
+            if name in self.arms
+        }
+
+    @property
+    def rivals(self) -> list[str]:
+        """Arms that are neither fixed nor ours."""
+        return [name for name in self.arms if name not in (*self.fixed, ADAPTIVE)]
+
+
+def take_turns(
+    rig: Rig, *, blocks: int, seed: int = 0, on_block: Callable[[int], None] = lambda block: None
+) -> Turns:
+    """Measure all arms of the rig's case over `blocks` counted blocks."""
+    case, rng = rig.case, random.Random(seed)
+    specs = {**fixed_specs(case), ADAPTIVE: ADAPTIVE}
+    turns = Turns(list(fixed_specs(case)), _arms(specs))
+    for block in range(blocks + 1):
+        names = rng.sample(list(turns.arms), len(turns.arms))
+        _count(turns, block, {name: _run_block(rig, turns.arms[name], block) for name in names})
+        if block == 1:
+            rivals = _after_screening(turns, case)
+            for arm in rivals.values():
+                _run_block(rig, arm, 0)
+                _count(turns, 1, {arm.name: _run_block(rig, arm, 1)})
+        elif block % 2 and SCHEDULE in turns.arms:
+            drafter = str(turns.arms[SCHEDULE].controller.policy.drafter)  # type: ignore[attr-defined]
+            turns.arms |= _arms({SCHEDULE: schedule_spec(turns.rates(), case, drafter)})
+        on_block(block)
+    return turns
+
+
+def _arms(specs: Mapping[str, Spec]) -> dict[str, Arm]:
+    return {name: Arm(name, spec) for name, spec in specs.items()}
+
+
+def _run_block(rig: Rig, arm: Arm, block: int) -> list[Run]:
+    """What does not learn is warm after a few tokens."""
+    is_short = not block and not arm.controller.learns
+    tokens = max(rig.case.tokens // 4, 2) if is_short else rig.case.tokens
+    return [rig.run(arm, phase, block, tokens=tokens) for phase in _phases_of(rig.case, block)]
+
+
+def _phases_of(case: Case, block: int) -> list[int]:
+    """All phases of a workload. One of a cell's, the same in an odd block and the even one after."""
+    if case.is_workload:
+        return list(range(len(case.phases)))
+    return [max(block - 1, 0) // 2 % len(case.phases)]
+
+
+def _count(turns: Turns, block: int, measured: Mapping[str, list[Run]]) -> None:
+    if not block:
+        turns.warm_up = dict(measured)
+        return
+    for name, runs in measured.items():
+        turns.runs.setdefault(name, []).append(runs)
+    plain = turns.runs[OFF][block - 1]
+    for name, runs in measured.items():
+        for run, reference in zip(runs, plain, strict=True) if name != OFF else ():
+            pairs = zip(run.texts, reference.texts, strict=True)
+            turns.compared_texts += len(run.texts)
+            turns.differing_texts += sum(text != other for text, other in pairs)
+
+
+def _after_screening(turns: Turns, case: Case) -> dict[str, Arm]:
+    """Drop the hopeless; returns the rivals, which are in from now on."""
+    rates = turns.rates()
+    screening = {
+        name: [[run.rate for run in turns.warm_up[name]], *rates[name]] for name in turns.fixed
+    }
+    turns.dropped = hopeless(screening, case, turns.fixed)
+    rivals: dict[str, Arm] = {}
+    if case.is_workload:
+        work = [float(phase.batch_size * case.tokens) for phase in case.phases]
+        rivals = _arms(rival_specs(rates, case, turns.fixed, work))
+    turns.arms = {n: arm for n, arm in turns.arms.items() if n not in turns.dropped} | rivals
+    return rivals

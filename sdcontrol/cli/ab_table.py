@@ -1,0 +1,81 @@
+"""The terminal's version of a comparison's report: the same numbers, as tables.
+
+Knows `Results`; measures and decides nothing.
+"""
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from sdcontrol.experiments.metrics import METRICS
+from sdcontrol.experiments.results import MetricSummary, Results
+
+__all__ = ["tables"]
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """Metrics by arm, comparisons, and the machine's own noise where it was measured."""
+    yield _metrics(results)
+    if results.comparisons:
+        yield _comparisons(results)
+    if results.drift is not None:
+        yield _drift(results)
+
+
+def _metrics(results: Results) -> Table:
+    measured = "simulated" if results.is_simulated else "live"
+    title = f"{results.title}: means over {results.stopping.num_blocks} blocks, 95 % ({measured})"
+    table = Table(title=title)
+    table.add_column("metric", no_wrap=True)
+    for arm in results.arms:
+        table.add_column(f"{arm.name} (failed)" if arm.failed else arm.name, justify="right")
+    for name in METRICS:
+        cells = [arm.metrics.get(name) for arm in results.arms]
+        if any(cells):
+            table.add_row(name, *(_cell(cell) for cell in cells))
+    return table
+
+
+def _cell(metric: MetricSummary | None) -> str:
+    if metric is None:
+        return "-"
+    scale = 2**20 if metric.unit == "bytes" else 1
+    unit = " MiB" if metric.unit == "bytes" else ""
+    value, low, high = (f"{v / scale:.3g}" for v in (metric.value, metric.low, metric.high))
+    if scale > 1:
+        value, low, high = (f"{v / scale:.0f}" for v in (metric.value, metric.low, metric.high))
+    return f"{value}{unit} [dim]{low} to {high}[/dim]"
+
+
+def _comparisons(results: Results) -> Table:
+    table = Table(title="Ratios inside blocks")
+    for column in ("arm / against", "metric"):
+        table.add_column(column)
+    for column in ("ratio", "interval", "p, corrected", "blocks"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for found in results.comparisons:
+        ratio = found.ratio
+        table.add_row(
+            f"{found.arm} / {found.baseline}",
+            found.metric,
+            f"{ratio.value:.3f}x",
+            f"{ratio.low:.3f} to {ratio.high:.3f}",
+            f"{found.p_adjusted:.2g}",
+            str(found.num_blocks),
+            found.verdict,
+        )
+    return table
+
+
+def _drift(results: Results) -> Table:
+    drift = results.drift
+    assert drift is not None
+    table = Table(title=f"A/A: {results.baseline} twice in {len(drift.per_block)} blocks")
+    for column in ("second over first", "interval", "noise of one block", "could show"):
+        table.add_column(column, justify="right")
+    shown = "-" if drift.smallest_ratio is None else f"{drift.smallest_ratio:.3f}x"
+    ratio = drift.ratio
+    interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
+    table.add_row(f"{ratio.value:.3f}x", interval, f"{drift.noise:.1%}", shown)
+    return table

@@ -1,0 +1,173 @@
+"""The requests of a block: prompts, seeds, times of arrival. The same for every arm.
+
+Knows files, bundled prompts and chance; nothing of engines or policies. Files are dealt out in
+rounds: every prompt once, in random order, before any comes again; recorded arrivals keep their
+order.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sdcontrol.engine.bundled import held_out_prompts
+from sdcontrol.errors import ConfigError
+from sdcontrol.experiments.config import Experiment
+from sdcontrol.experiments.schedule import block_seed
+from sdcontrol.experiments.workload_settings import OpenLoop, Recorded
+
+if TYPE_CHECKING:
+    from sdcontrol.traces.schema import RequestRecord
+
+__all__ = ["WorkItem", "arrivals", "block_items", "check_files", "dealt"]
+
+_Entry = TypeVar("_Entry")
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """One request."""
+
+    name: str  # unique in the run
+    prompt: tuple[int, ...]
+    seed: int
+    arrival_seconds: float | None  # since the block began; None: when there is room for it
+
+
+class _Line(BaseModel):
+    """One line of a file; other keys are left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    prompt: str = Field(min_length=1)
+    arrival_seconds: float | None = Field(None, ge=0)
+
+
+def block_items(experiment: Experiment, block: int, encode: Encode) -> list[WorkItem]:
+    """The block's requests in order of arrival. Raises `ConfigError` for files."""
+    workload = experiment.workload
+    if workload.trace is not None:
+        records = dealt(experiment, block, _recorded(workload.trace))
+        found = [(r.id, tuple(r.prompt_ids or ())[: r.prompt_tokens]) for r in records]
+        times = arrivals(experiment, block, [record.arrival_seconds for record in records])
+    else:
+        named = _bundled(experiment, block) if workload.kinds else _filed(experiment, block)
+        found = [(name, tuple(encode(line.prompt))) for name, line in named]
+        times = arrivals(experiment, block, [line.arrival_seconds or 0.0 for _, line in named])
+    seed = block_seed(experiment, block, "sampling")
+    return [
+        WorkItem(f"{block}.{place} {name}", prompt, seed + place, time)
+        for place, ((name, prompt), time) in enumerate(zip(found, times, strict=True))
+    ]
+
+
+def check_files(experiment: Experiment) -> None:
+    """Raise `ConfigError` for a file that cannot be used, before anything long begins."""
+    if experiment.workload.trace is not None:
+        _recorded(experiment.workload.trace)
+    if not experiment.workload.files:
+        return
+    lines = [line for _, line in _lines(experiment.workload.files)]
+    recorded = isinstance(experiment.workload.arrivals, Recorded)
+    if recorded and any(line.arrival_seconds is None for line in lines):
+        raise ConfigError(
+            "workload.arrivals: recorded, but a line has no arrival_seconds; add it, or use closed"
+        )
+
+
+def _bundled(experiment: Experiment, block: int) -> list[tuple[str, _Line]]:
+    seed, workload = block_seed(experiment, block, "prompts"), experiment.workload
+    named = [
+        (kind, _Line(prompt=prompt))
+        for kind, count in workload.kinds.items()
+        for prompt in held_out_prompts(kind, count, seed=seed, min_tokens=workload.min_tokens)
+    ]
+    random.Random(seed).shuffle(named)
+    return named
+
+
+def _filed(experiment: Experiment, block: int) -> list[tuple[str, _Line]]:
+    return dealt(experiment, block, _lines(experiment.workload.files))
+
+
+def dealt(experiment: Experiment, block: int, entries: Sequence[_Entry]) -> list[_Entry]:
+    """The block's share of `entries`; recorded arrivals keep their order."""
+    count = experiment.workload.requests_per_block
+    return [_at(experiment, entries, block * count + place) for place in range(count)]
+
+
+def _at(experiment: Experiment, entries: Sequence[_Entry], place: int) -> _Entry:
+    round_number, within = divmod(place, len(entries))
+    order = list(range(len(entries)))
+    if not isinstance(experiment.workload.arrivals, Recorded):
+        random.Random(f"{experiment.seed} round {round_number}").shuffle(order)
+    return entries[order[within]]
+
+
+def arrivals(experiment: Experiment, block: int, recorded: Sequence[float]) -> list[float | None]:
+    """When each request comes, in seconds since the block began, never falling; see `WorkItem`."""
+    rule = experiment.workload.arrivals
+    if isinstance(rule, OpenLoop):
+        rng = random.Random(block_seed(experiment, block, "arrivals"))
+        gaps = [rng.expovariate(rule.requests_per_second) for _ in recorded]
+        return list(accumulate(gaps))
+    if isinstance(rule, Recorded):
+        gaps = [max(b - a, 0.0) for a, b in pairwise(recorded)]  # a new round begins at once
+        return list(accumulate([0.0, *(gap / rule.speed for gap in gaps)]))
+    return [None] * len(recorded)
+
+
+@cache
+def _recorded(path: str) -> "tuple[RequestRecord, ...]":
+    from sdcontrol.traces.reader import Trace
+
+    records = tuple(record for record in Trace(path).requests() if record.prompt_ids is not None)
+    if not records:
+        raise ConfigError(
+            f"{path} holds no prompts, only their lengths; record them, or set backend: trace"
+        )
+    return records
+
+
+@cache
+def _lines(files: tuple[str, ...]) -> tuple[tuple[str, _Line], ...]:
+    found = [entry for name in files for entry in _read(name)]
+    if not found:
+        raise ConfigError(f"workload.files: no prompt in {', '.join(files)}; add one per line")
+    return tuple(found)
+
+
+def _read(name: str) -> list[tuple[str, _Line]]:
+    path = Path(name)
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is no UTF-8 text: {error.reason}; save it as UTF-8") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{name} cannot be read: {reason}; correct workload.files") from error
+    if path.suffix not in (".jsonl", ".ndjson"):
+        return [(path.name, _Line(prompt=text))] if text else []
+    return [
+        (f"{path.name}:{number}", _parsed(f"{name}:{number}", line))
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    ]
+
+
+def _parsed(place: str, line: str) -> _Line:
+    try:
+        return _Line.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f'{place}: {key + ": " if key else ""}{first["msg"]}; a line is {{"prompt": "text"}}'
+        ) from error

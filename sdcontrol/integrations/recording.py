@@ -1,0 +1,87 @@
+"""A recorder for a run with our engine, and what its trace says of the run.
+
+Knows engines, models and machines; nothing of how a trace is written.
+"""
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from sdcontrol.core import Planner
+from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.loop import Engine
+from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.shapes import ModelShape, from_config
+from sdcontrol.integrations.settings import arms_of
+from sdcontrol.traces.schema import TraceFacts
+
+if TYPE_CHECKING:
+    from sdcontrol.traces.recorder import Recorder
+
+__all__ = ["facts_of_run", "recorder_of"]
+
+
+def recorder_of(planner: Planner, path: Path | str | None) -> "Recorder | None":
+    """A recorder around `planner`; None without a path.
+
+    Raises `ConfigError` where pyarrow is missing, `TraceError` where nothing can be written.
+    """
+    if path is None:
+        return None
+    try:
+        from sdcontrol.traces.recorder import Recorder
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"recording needs {error.name}: pip install 'sdcontrol[traces]'"
+        ) from error
+    return Recorder(planner, path)
+
+
+def facts_of_run(
+    engine: Engine, drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]"
+) -> TraceFacts:
+    """The models, the machine and the settings of `engine`, made with these `drafters`."""
+    verification = type(engine.verifier).__name__.removesuffix("Verifier").lower()
+    return TraceFacts(
+        models=dict(_shapes(engine, drafters)),
+        hardware=_machine(engine.model.device),
+        drafters=tuple(arms_of(drafters)),
+        verification=verification,
+        engine={
+            **engine.config.model_dump(mode="json"),
+            "kv_tokens": engine.pool.capacity_tokens,  # what it came to
+            "dtype": str(engine.model.dtype).removeprefix("torch."),
+        },
+    )
+
+
+def _shapes(
+    engine: Engine, drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]"
+) -> Iterator[tuple[str, ModelShape]]:
+    """By role; models of a layout that is not known are left out."""
+    models = {"target": engine.model}
+    specs = list(drafters.values() if isinstance(drafters, Mapping) else drafters)
+    for arm, spec in zip(drafters if isinstance(drafters, Mapping) else specs, specs, strict=True):
+        if isinstance(spec, PreTrainedModel):
+            models[arm if isinstance(arm, str) else "draft_model"] = spec
+    for role, model in models.items():
+        try:
+            name = Path(model.config._name_or_path).name  # where it lies is nobody's business
+            yield role, from_config(model.config.to_dict(), name or model.config.model_type)
+        except ConfigError:
+            continue
+
+
+def _machine(device: torch.device) -> dict[str, str | int]:
+    is_cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if is_cuda else platform.machine(),
+        "system": platform.system(),
+        "cpus": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+    }

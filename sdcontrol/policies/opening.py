@@ -1,0 +1,234 @@
+"""A plan to start from: which rounds to open, and who drafts in them. Loops over arrays, compiled.
+
+Knows nothing of views, names and seconds. Rounds are taken as linear in the requests that draft in
+them, and a request's options by their concave envelope; what that gets wrong, `search` puts right.
+"""
+
+import numpy as np
+
+from sdcontrol.compiled import compiled
+from sdcontrol.core import FloatArray
+from sdcontrol.policies.problem import IntArray
+from sdcontrol.policies.search import PRICED, STATE, Priced, State, assign
+
+__all__ = ["open_alone", "open_plan"]
+
+_NEVER = -1e30  # tokens, for what is not open
+_BUCKETS = 512
+_MOST_ASCENTS = 3
+_LEAST = 1e-9  # tokens by which a move must be better
+
+
+@compiled(f"Tuple((float64[:,:,::1], float64[::1]))({PRICED}, int64)")
+def _linear(priced: Priced, crowd: int) -> tuple[FloatArray, FloatArray]:
+    """Own worth less a request's part of the rounds, `[families, requests, lengths]`; their bases.
+
+    A round's price is on the line through those for one request and for `crowd`.
+    """
+    own, _, rounds, drafted = priced
+    requests, families, lengths = own.shape
+    worth, bases = np.empty((families, requests, lengths)), np.empty(families)
+    for f in range(families):
+        slope = (rounds[f, crowd] - rounds[f, 1]) / max(crowd - 1, 1)
+        bases[f] = max(rounds[f, 1] - slope, 0.0)
+        for r in range(requests):
+            for n in range(lengths):
+                worth[f, r, n] = own[r, f, n] - slope * max(n - drafted[f], 0)
+    return worth, bases
+
+
+@compiled("float64[:,:,::1](float64[:,:,::1], float64)")
+def _reaches(worth: FloatArray, token_price: float) -> FloatArray:
+    """The most that each request makes of up to n tokens of each family, like `worth`."""
+    reach = worth.copy()
+    families, requests, lengths = worth.shape
+    for f in range(families):
+        for r in range(requests):
+            for n in range(1, lengths):
+                reach[f, r, n] = max(worth[f, r, n] - token_price * n, reach[f, r, n - 1])
+    return reach
+
+
+@compiled("float64(float64[:,:,::1], float64[::1], int64[::1], int64[::1])")
+def _ascend(reach: FloatArray, bases: FloatArray, drafted: IntArray, caps: IntArray) -> float:
+    """Move one family's cap at a time, the best move first, until none helps; the value reached."""
+    families, requests, lengths = reach.shape
+    values, paid = np.zeros((families, lengths)), np.zeros(families)
+    while True:
+        values[:] = 0.0
+        for f in range(families):
+            paid[f] = bases[f] * max(caps[f] - drafted[f], 0)
+        for f in range(families):
+            for r in range(requests):
+                other = 0.0
+                for g in range(families):
+                    if g != f:
+                        other = max(other, reach[g, r, caps[g]])
+                for n in range(lengths):
+                    values[f, n] += max(other, reach[f, r, n])
+            for n in range(lengths):
+                values[f, n] -= bases[f] * max(n - drafted[f], 0) + paid.sum() - paid[f]
+        best = int(np.argmax(values))
+        f, n = best // lengths, best % lengths
+        if values[f, n] <= values[f, caps[f]] + _LEAST:
+            return float(values[f, caps[f]])
+        caps[f] = n
+
+
+@compiled("void(float64[:,:,::1], float64[::1], int64[::1], int64[::1])")
+def _ascend_afresh(reach: FloatArray, bases: FloatArray, drafted: IntArray, caps: IntArray) -> None:
+    """Set `caps` to the better end of two ascents: from no open round, and from all."""
+    other = np.full(len(caps), reach.shape[2] - 1)
+    caps[:] = 0
+    if _ascend(reach, bases, drafted, other) > _ascend(reach, bases, drafted, caps):
+        caps[:] = other
+
+
+@compiled(
+    "Tuple((int64, float64[::1], int64[::1], int64[::1], int64[::1]))"
+    "(float64[:,:,::1], int64[::1], int64)"
+)
+def _envelopes(
+    worth: FloatArray, caps: IntArray, room: int
+) -> tuple[int, FloatArray, IntArray, IntArray, IntArray]:
+    """The falling slopes of every request's concave envelope.
+
+    Their number; slope, request, length before and length after of each.
+    """
+    families, requests, lengths = worth.shape
+    size = requests * (lengths - 1)
+    slopes, who = np.empty(size), np.empty(size, dtype=np.int64)
+    start, end = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    value, hull = np.zeros(lengths), np.zeros(lengths, dtype=np.int64)
+    count = 0
+    for r in range(requests):
+        top = 0
+        for n in range(1, min(lengths, room + 1)):
+            value[n] = _NEVER
+            for f in range(families):
+                if n <= caps[f]:
+                    value[n] = max(value[n], worth[f, r, n])
+            if value[n] <= value[hull[top]]:
+                continue
+            while top > 0:
+                last, before = hull[top], hull[top - 1]
+                rise = (value[last] - value[before]) * (n - last)
+                if rise > (value[n] - value[last]) * (last - before):
+                    break
+                top -= 1
+            top += 1
+            hull[top] = n
+        for i in range(1, top + 1):
+            start[count], end[count], who[count] = hull[i - 1], hull[i], r
+            slopes[count] = (value[hull[i]] - value[hull[i - 1]]) / (hull[i] - hull[i - 1])
+            count += 1
+    return count, slopes, who, start, end
+
+
+@compiled("int64[::1](float64[::1], int64)")
+def _steepest_first(slopes: FloatArray, count: int) -> IntArray:
+    """An order of the first `count` slopes, to a part of the steepest; stable."""
+    buckets = min(4 * count, _BUCKETS)
+    steepest = 0.0
+    for i in range(count):
+        steepest = max(steepest, slopes[i])
+    first = np.zeros(buckets + 2, dtype=np.int64)
+    bucket, order = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    for i in range(count):
+        bucket[i] = int((1.0 - slopes[i] / steepest) * buckets)
+        first[bucket[i] + 1] += 1
+    for b in range(1, buckets + 2):
+        first[b] += first[b - 1]
+    for i in range(count):
+        order[first[bucket[i]]] = i
+        first[bucket[i]] += 1
+    return order
+
+
+@compiled("UniTuple(float64, 2)(float64[:,:,::1], float64[::1], int64[::1], int64[::1])")
+def _fill(
+    worth: FloatArray, verify: FloatArray, caps: IntArray, length: IntArray
+) -> tuple[float, float]:
+    """Set the best lengths under `caps`, over every total of tokens.
+
+    What they are worth, bases of rounds left out; and the price of a token there.
+    """
+    requests = len(length)
+    count, slopes, who, start, end = _envelopes(worth, caps, len(verify) - 1)
+    order = _steepest_first(slopes, count)
+    length[:] = 0
+    tokens, value, best, taken, most = 0, 0.0, 0.0, 0, 0
+    for i in range(count):
+        s = order[i]
+        width = end[s] - start[s]
+        if start[s] != length[who[s]] or tokens + width >= len(verify):
+            continue
+        tokens += width
+        value += slopes[s] * width
+        length[who[s]] = end[s]
+        if value - (verify[tokens] - verify[0]) > best:
+            best, taken, most = value - (verify[tokens] - verify[0]), i + 1, tokens
+    for i in range(count - 1, taken - 1, -1):
+        s = order[i]
+        if length[who[s]] == end[s]:
+            length[who[s]] = start[s]
+    low = slopes[order[taken]] if taken < count else 0.0
+    high = slopes[order[taken - 1]] if taken > 0 else np.inf
+    left, right = max(most - requests, 0), min(most + requests, len(verify) - 1)
+    price = (verify[right] - verify[left]) / (right - left)
+    return best, min(max(price, low), high)
+
+
+@compiled(f"void({PRICED}, {STATE}, float64[:,:,::1], int64[::1], int64[::1])")
+def _seat(
+    priced: Priced, state: State, worth: FloatArray, caps: IntArray, length: IntArray
+) -> None:
+    """Give every request its length, with the family that is best for it."""
+    for r in range(len(length)):
+        best, n = 0, length[r]
+        for f in range(1, len(caps)):
+            if n <= caps[f] and (n > caps[best] or worth[f, r, n] > worth[best, r, n]):
+                best = f
+        assign(priced, state, r, best, n)
+
+
+@compiled(f"void({PRICED}, {STATE}, float64, int64, int64[::1])")
+def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps: IntArray) -> None:
+    """Make `state`, in which nobody drafts, the plan that is best for linear rounds.
+
+    `token_price` is a first guess at the price of a token of verification, `caps` one at the rounds
+    to open to each family; caps below 0 are no guess. Sets them to those of the plan.
+    """
+    worth, bases = _linear(priced, crowd)
+    best_caps, length = np.zeros_like(caps), np.zeros_like(state[0])
+    best_length = length.copy()
+    before, best = caps.copy(), 0.0
+    for turn in range(_MOST_ASCENTS):
+        before[:] = caps
+        reach = _reaches(worth, token_price)
+        if caps[0] < 0:
+            _ascend_afresh(reach, bases, priced[3], caps)
+        else:
+            _ascend(reach, bases, priced[3], caps)
+        if turn > 0 and np.array_equal(before, caps):
+            break
+        value, token_price = _fill(worth, priced[1], caps, length)
+        value -= (bases * np.maximum(caps - priced[3], 0)).sum()
+        if turn == 0 and value <= 0.0:  # nothing pays at that price; the first tokens may be free
+            token_price, caps[:] = 0.0, -1
+            continue
+        if value <= best:
+            break
+        best, best_caps[:], best_length[:] = value, caps, length
+    caps[:] = best_caps
+    _seat(priced, state, worth, caps, best_length)
+
+
+@compiled(f"void({PRICED}, {STATE}, int64, int64, int64)")
+def open_alone(priced: Priced, state: State, crowd: int, f: int, cap: int) -> None:
+    """Make `state`, in which nobody drafts, the best plan of one family with `cap` rounds."""
+    worth, _ = _linear(priced, crowd)
+    caps, length = np.zeros(len(worth), dtype=np.int64), np.zeros(len(state[0]), dtype=np.int64)
+    caps[f] = cap
+    _fill(worth, priced[1], caps, length)
+    _seat(priced, state, worth, caps, length)

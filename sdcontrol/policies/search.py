@@ -1,0 +1,263 @@
+"""Improve a plan, one request at a time: loops over arrays, compiled.
+
+Knows nothing of views, names and seconds, nor of where a plan comes from. `priced` is a problem
+with every second in tokens, at one price; `state` is a plan with what it takes to change it. Both
+are tuples, since that is what compiled code can be given. Whatever one request gains by a change,
+the plan gains, since what others pay is counted: so responses and their sums are exact.
+"""
+
+import numpy as np
+
+from sdcontrol.compiled import compiled
+from sdcontrol.core import FloatArray
+from sdcontrol.policies.problem import IntArray
+
+__all__ = [
+    "PRICED",
+    "STATE",
+    "Priced",
+    "State",
+    "adopt",
+    "assign",
+    "blank",
+    "kick",
+    "settle",
+    "shift",
+    "value",
+]
+
+Priced = tuple[FloatArray, FloatArray, FloatArray, IntArray]
+"""What a request with n tokens of a family brings, less what it alone costs, hugely negative where
+it may not `[requests, families, lengths]`; price of verification `[tokens + 1]`; price of a round
+by the requests in it `[families, requests + 2]`; rounds that are already spent `[families]`."""
+
+State = tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray, IntArray]
+"""family `[requests]`, length `[requests]`, requests that draft in round j `[families, lengths]`,
+price of the rounds that one more request with n tokens adds `[families, lengths]` and that one less
+saves `[families, lengths]`, tokens `[1]`."""
+
+PRICED = "Tuple((float64[:,:,::1], float64[::1], float64[:,::1], int64[::1]))"
+STATE = "Tuple((int64[::1], int64[::1], int64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
+_LEAST = 1e-9  # tokens by which a change must be better
+_MOST_SWEEPS = 12
+
+
+@compiled(f"void({PRICED}, {STATE}, int64)")
+def _price_rounds(priced: Priced, state: State, f: int) -> None:
+    rounds, drafted = priced[2], priced[3]
+    _, _, drafting, joining, leaving, _ = state
+    more = less = 0.0
+    for n in range(1, joining.shape[1]):
+        if n > drafted[f]:
+            count = drafting[f, n]
+            more += rounds[f, count + 1] - rounds[f, count]
+            less += rounds[f, count] - rounds[f, max(count - 1, 0)]
+        joining[f, n], leaving[f, n] = more, less
+
+
+@compiled(f"{STATE}({PRICED})")
+def blank(priced: Priced) -> State:
+    """Nobody drafts."""
+    requests, families, lengths = priced[0].shape
+    state = (
+        np.zeros(requests, dtype=np.int64),
+        np.zeros(requests, dtype=np.int64),
+        np.zeros((families, lengths), dtype=np.int64),
+        np.zeros((families, lengths)),
+        np.zeros((families, lengths)),
+        np.zeros(1, dtype=np.int64),
+    )
+    for f in range(families):
+        _price_rounds(priced, state, f)
+    return state
+
+
+@compiled(f"void({PRICED}, {STATE}, int64, int64, int64)")
+def assign(priced: Priced, state: State, r: int, f: int, n: int) -> None:
+    """Let request `r` draft `n` tokens with family `f`."""
+    family, length, drafting, _, _, tokens = state
+    before = family[r]
+    for j in range(1, length[r] + 1):
+        drafting[before, j] -= 1
+    for j in range(1, n + 1):
+        drafting[f, j] += 1
+    if before != f and length[r]:
+        _price_rounds(priced, state, before)
+    tokens[0] += n - length[r]
+    family[r], length[r] = f, n
+    _price_rounds(priced, state, f)
+
+
+@compiled(f"void({PRICED}, {STATE}, int64, float64[:,::1])")
+def _respond(priced: Priced, state: State, r: int, worth: FloatArray) -> None:
+    """Set what each choice of request `r` is worth while the others stay, `[families, lengths]`."""
+    own, verify = priced[0], priced[1]
+    family, length, _, joining, leaving, tokens = state
+    held_family, held = family[r], length[r]
+    first = tokens[0] - held
+    last = min(worth.shape[1] - 1, len(verify) - 1 - first)
+    for f in range(len(worth)):
+        worth[f, 0] = 0.0
+        for n in range(1, last + 1):
+            worth[f, n] = own[r, f, n] - (verify[first + n] - verify[first]) - joining[f, n]
+        for n in range(last + 1, worth.shape[1]):
+            worth[f, n] = -np.inf
+    f = held_family  # its rounds count this request already, up to the length that it has
+    for n in range(1, last + 1):
+        m = min(n, held)
+        worth[f, n] += joining[f, m] - leaving[f, m]
+
+
+@compiled(f"float64({PRICED}, {STATE}, int64)")
+def settle(priced: Priced, state: State, fixed: int) -> float:
+    """Let requests respond in turn until none changes; how much better that is.
+
+    Request `fixed` responds last.
+    """
+    requests, families, lengths = priced[0].shape
+    worth = np.empty((families, lengths))
+    total = 0.0
+    for _ in range(_MOST_SWEEPS):
+        is_changed = False
+        for i in range(1, requests + 1):
+            r = (fixed + i) % requests
+            _respond(priced, state, r, worth)
+            best = int(np.argmax(worth))
+            f, n = best // lengths, best % lengths
+            better = worth[f, n] - worth[state[0][r], state[1][r]]
+            if better > _LEAST:
+                assign(priced, state, r, f, n)
+                total += better
+                is_changed = True
+        if not is_changed:
+            break
+    return total
+
+
+@compiled(f"float64({PRICED}, {STATE}, int64)")
+def _respond_best(priced: Priced, state: State, fixed: int) -> float:
+    """Let the one request respond that gains most, `fixed` excepted; how much that is."""
+    requests, families, lengths = priced[0].shape
+    worth = np.empty((families, lengths))
+    most, who, choice = _LEAST, fixed, 0
+    for r in range(requests):
+        if r != fixed:
+            _respond(priced, state, r, worth)
+            best = int(np.argmax(worth))
+            better = worth[best // lengths, best % lengths] - worth[state[0][r], state[1][r]]
+            if better > most:
+                most, who, choice = better, r, best
+    if who == fixed:
+        return 0.0
+    assign(priced, state, who, choice // lengths, choice % lengths)
+    return float(most)
+
+
+@compiled(f"void({STATE}, {STATE})")
+def adopt(state: State, other: State) -> None:
+    """Make `state` the plan of `other`."""
+    state[0][:] = other[0]
+    state[1][:] = other[1]
+    state[2][:] = other[2]
+    state[3][:] = other[3]
+    state[4][:] = other[4]
+    state[5][:] = other[5]
+
+
+@compiled(f"Tuple((float64[::1], int64[:,::1]))({PRICED}, {STATE}, int64)")
+def _least_losses(priced: Priced, state: State, count: int) -> tuple[FloatArray, IntArray]:
+    """Of all changes of one request, the `count` that lose least; request, family and length."""
+    requests, families, lengths = priced[0].shape
+    worth = np.empty((families, lengths))
+    losses, changes = np.full(count, np.inf), np.zeros((count, 3), dtype=np.int64)
+    for r in range(requests):
+        _respond(priced, state, r, worth)
+        held = worth[state[0][r], state[1][r]]
+        worth[state[0][r], state[1][r]] = -np.inf
+        if state[1][r] == 0:
+            worth[:, 0] = -np.inf
+        for f in range(families):
+            for n in range(min(f, 1), lengths):
+                loss = held - worth[f, n]
+                k = count - 1
+                if loss >= losses[k]:
+                    continue
+                while k > 0 and losses[k - 1] > loss:
+                    losses[k] = losses[k - 1]
+                    changes[k] = changes[k - 1]
+                    k -= 1
+                losses[k] = loss
+                changes[k, 0], changes[k, 1], changes[k, 2] = r, f, n
+    return losses, changes
+
+
+@compiled(f"bool_({PRICED}, {STATE}, int64)")
+def kick(priced: Priced, state: State, tries: int) -> bool:
+    """Make the `tries` changes that lose least, each followed by the others' responses.
+
+    Keeps the first that ends in a better plan; whether there was one.
+    """
+    if tries == 0:
+        return False
+    losses, changes = _least_losses(priced, state, tries)
+    tried = blank(priced)
+    for k in range(tries):
+        if losses[k] == np.inf:
+            return False
+        adopt(tried, state)
+        r = changes[k, 0]
+        assign(priced, tried, r, changes[k, 1], changes[k, 2])
+        better = _respond_best(priced, tried, r) - losses[k]
+        better += settle(priced, tried, r)
+        if better > 2.0 * _LEAST:
+            adopt(state, tried)
+            return True
+    return False
+
+
+@compiled(f"float64({PRICED}, {STATE})")
+def value(priced: Priced, state: State) -> float:
+    """What the plan is worth beside that of no drafts."""
+    own, verify, rounds, drafted = priced
+    family, length, drafting, _, _, tokens = state
+    total = verify[0] - verify[tokens[0]]
+    for r in range(len(length)):
+        total += own[r, family[r], length[r]]
+    for f in range(len(rounds)):
+        for j in range(drafted[f] + 1, drafting.shape[1]):
+            total -= rounds[f, drafting[f, j]]
+    return float(total)
+
+
+@compiled(f"bool_({PRICED}, {STATE})")
+def shift(priced: Priced, state: State) -> bool:
+    """Move all requests of a family at once: to fewer or more tokens, or to another family.
+
+    Keeps the first move that ends in a better plan; whether there was one.
+    """
+    own, room = priced[0], len(priced[1]) - 1
+    requests, families, lengths = own.shape
+    before = value(priced, state)
+    tried = blank(priced)
+    for f in range(families):
+        for g in range(families):
+            for step in range(-1, 2):
+                if f == g and step == 0:
+                    continue
+                adopt(tried, state)
+                is_moved = False
+                for r in range(requests):
+                    n = min(max(state[1][r] + step, 0), lengths - 1)
+                    if state[0][r] != f or (state[1][r] == 0 and step < 1):
+                        continue
+                    while own[r, g, n] < -1e20 or tried[5][0] + n - state[1][r] > room:
+                        n -= 1
+                    assign(priced, tried, r, g, n)
+                    is_moved = True
+                if is_moved:
+                    _respond_best(priced, tried, -1)
+                    settle(priced, tried, 0)
+                    if value(priced, tried) > before + 2.0 * _LEAST:
+                        adopt(state, tried)
+                        return True
+    return False

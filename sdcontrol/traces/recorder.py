@@ -1,0 +1,282 @@
+"""A planner that writes down what another planner was shown, answered and told.
+
+    engine = Engine(model, planner=Recorder(Controller("goodput"), "runs/monday"))
+
+Everything that the planner's decisions depend on is recorded, so that they can be replayed exactly.
+Works around any planner in any decode loop; an engine tells it of requests besides. Knows nothing of
+engines or tensors. Should writing fail, the run goes on and the trace ends there.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from pydantic import JsonValue
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
+from sdcontrol.errors import TraceError
+from sdcontrol.logs import EventLog
+from sdcontrol.policies import PolicyConfig
+from sdcontrol.traces.parts import digest_of
+from sdcontrol.traces.schema import (
+    ControllerFacts,
+    RecordedStep,
+    Refinement,
+    RequestRecord,
+    TraceFacts,
+)
+from sdcontrol.traces.writer import TraceWriter
+
+__all__ = ["Recorder", "facts_of"]
+
+_log = EventLog(__name__)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended, as far as it is known."""
+
+    arrival: RequestRecord  # what was known at its beginning
+    is_told: bool  # by `request_arrived`; else seen in a view
+    output_tokens: int = 0
+    ttft_seconds: float | None = None
+    output_ids: list[int] = field(default_factory=list)
+
+    def record(self, finish_reason: str | None, end_seconds: float | None) -> RequestRecord:
+        """What is known in the end."""
+        keeps_ids = self.arrival.prompt_ids is not None
+        return replace(
+            self.arrival,
+            output_tokens=self.output_tokens,
+            ttft_seconds=self.ttft_seconds,
+            finish_reason=finish_reason,
+            end_seconds=end_seconds,
+            output_ids=tuple(self.output_ids) if keeps_ids else None,
+        )
+
+
+class Recorder:
+    """Records what `planner` does into a new folder.
+
+    Token ids of prompts and outputs are kept only with `keep_token_ids`. Close it, or use it in a
+    `with`. Raises `TraceError` where nothing can be recorded there.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        path: Path | str,
+        *,
+        keep_token_ids: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._facts, files = facts_of(planner)
+        self._planner = planner
+        self._writer = TraceWriter(path, self._facts, keep=files)
+        self._keep_token_ids = keep_token_ids
+        self._clock, self._origin = clock, clock()
+        self._is_recording = True
+        self._live: dict[str, _Live] = {}
+        self._ended: set[str] = set()  # in this step
+        self._faults: list[str] = []  # the planner's, until somebody takes them
+        self._planned: Plan | None = None
+        self._planned_tokens: tuple[int, ...] = ()
+        self._plan_faults: tuple[str, ...] = ()
+        self._refinements: list[Refinement] = []
+
+    def describe(self, facts: TraceFacts) -> None:
+        """Say what is run: models, drafters, settings. Policy and controller stay as they are."""
+        own = {"policy": self._facts.policy, "controller": self._facts.controller}
+        self._writer.describe(facts.model_copy(update=own))
+
+    # the planner
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a plan may ever have drafts."""
+        return bool(getattr(self._planner, "drafts", True))
+
+    @property
+    def learns(self) -> bool:
+        """Whether the planner wants to know how free drafters would have done."""
+        return bool(getattr(self._planner, "learns", True))
+
+    def plan(self, view: BatchView) -> Plan:
+        """The planner's plan."""
+        self._planned, self._refinements = None, []
+        self._collect_faults()
+        plan = self._planner.plan(view)
+        self._plan_faults = self._collect_faults()
+        self._planned, self._planned_tokens = plan, _tokens(plan)
+        return plan
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        """The planner's shorter plan."""
+        refined = self._planner.refine(view, plan, confidence)
+        given = self._planned_tokens if plan is self._planned else _tokens(plan)
+        kept = given if refined is plan else _tokens(refined)
+        self._refinements.append(Refinement(confidence, given, kept))
+        return refined
+
+    def observe(self, observation: Observation) -> None:
+        """Tell the planner, and write it down. Faults that nobody collected are added."""
+        uncollected = self.take_faults()
+        if uncollected:
+            observation = replace(observation, faults=(*observation.faults, *uncollected))
+        now = self._now()
+        try:
+            self._planner.observe(observation)
+        finally:
+            self._record(observation, now)
+
+    def take_faults(self) -> tuple[str, ...]:
+        """The planner's faults since the last call."""
+        self._collect_faults()
+        faults, self._faults = tuple(self._faults), []
+        return faults
+
+    def _collect_faults(self) -> tuple[str, ...]:
+        new: tuple[str, ...] = getattr(self._planner, "take_faults", tuple)()
+        self._faults.extend(new)
+        return new
+
+    # requests: an engine calls these
+
+    def request_arrived(
+        self,
+        request_id: str,
+        *,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> None:
+        """A request was submitted."""
+        record = RequestRecord(
+            id=request_id,
+            arrival_seconds=self._now(),
+            prompt_tokens=len(prompt),
+            output_tokens=0,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            prompt_ids=tuple(prompt) if self._keep_token_ids else None,
+        )
+        self._live[request_id] = _Live(record, is_told=True)
+
+    def tokens_emitted(
+        self, request_id: str, tokens: Sequence[int], finish_reason: str | None
+    ) -> None:
+        """A step gave a request tokens, or ended it."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        if tokens and live.ttft_seconds is None:
+            live.ttft_seconds = self._now() - live.arrival.arrival_seconds
+        live.output_tokens += len(tokens)
+        if self._keep_token_ids:
+            live.output_ids.extend(tokens)
+        if finish_reason is not None:
+            self._ended.add(request_id)
+            self._write_request(self._live.pop(request_id).record(finish_reason, self._now()))
+
+    def close(self) -> None:
+        """Finish the trace; requests that have not ended are recorded as far as they came."""
+        for live in self._live.values():
+            self._write_request(live.record(None, None))
+        self._live.clear()
+        self._is_recording = False
+        self._writer.close()
+
+    def discard(self) -> None:
+        """Delete the trace: the run never began."""
+        self._is_recording = False
+        self._writer.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # writing
+
+    def _record(self, observation: Observation, now: float) -> None:
+        self._note_strangers(observation, now)
+        step = RecordedStep(
+            observation=observation,
+            start_seconds=now - observation.timing.total_seconds,
+            planned=self._planned,
+            plan_faults=self._plan_faults,
+            refinements=tuple(self._refinements),
+        )
+        self._planned, self._plan_faults, self._refinements = None, (), []
+        if self._is_recording:
+            self._try(lambda: self._writer.append(step))
+
+    def _note_strangers(self, observation: Observation, now: float) -> None:
+        """Of requests that nobody told of, the views say what there is to know."""
+        for row, request in enumerate(observation.view.requests):
+            live = self._live.get(request.id)
+            if live is None and request.id not in self._ended:
+                record = RequestRecord(
+                    id=request.id,
+                    arrival_seconds=now - observation.timing.total_seconds,
+                    prompt_tokens=max(request.context_tokens - request.generated_tokens, 0),
+                    output_tokens=0,
+                    temperature=request.temperature,
+                )
+                live = self._live[request.id] = _Live(record, is_told=False)
+            if live is not None and not live.is_told:
+                live.output_tokens = request.generated_tokens + observation.emitted[row]
+        self._ended.clear()
+
+    def _write_request(self, record: RequestRecord) -> None:
+        if self._is_recording:
+            self._try(lambda: self._writer.add_request(record))
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except TraceError as error:
+            self._is_recording = False
+            _log.warning("recording_stopped", reason=str(error))
+
+    def _now(self) -> float:
+        return self._clock() - self._origin
+
+
+def facts_of(planner: Planner) -> tuple[TraceFacts, dict[str, Path]]:
+    """What is to be known to make `planner` again, and the files that it reads, by kept name."""
+    if not isinstance(planner, Controller):
+        return TraceFacts(), {}
+    controller = ControllerFacts(
+        seed=planner.seed,
+        max_draft_tokens=planner.max_draft_tokens,
+        plan_budget_seconds=planner.plan_budget_seconds,
+        has_own_estimates=planner.has_own_estimates,
+        steps_before=planner.num_observed,
+    )
+    policy, files = _kept(planner.policy_config)
+    return TraceFacts(controller=controller, policy=policy), files
+
+
+def _kept(config: PolicyConfig | None) -> tuple[Mapping[str, JsonValue] | None, dict[str, Path]]:
+    """The settings of a policy, its files named as they are kept with the trace."""
+    if config is None:
+        return None, {}
+    settings: dict[str, JsonValue] = config.model_dump(mode="json")
+    files: dict[str, Path] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, Path):
+            kept = f"models/{digest_of(value).sha256}{value.suffix}"
+            settings[name], files[kept] = kept, value
+    return settings, files
+
+
+def _tokens(plan: Plan) -> tuple[int, ...]:
+    return tuple([choice.num_draft_tokens for choice in plan.choices])

@@ -1,0 +1,155 @@
+"""Judge a policy: on a workload, or on what was recorded.
+
+    result = simulate(workload, "goodput", times)
+    result = what_if(Trace("runs/monday"), "static:ngram:4")
+
+Knows how traces, workloads and simulations fit together; nothing of how each is done.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import Planner
+from sdcontrol.errors import CounterfactualError
+from sdcontrol.policies import Policy, PolicyConfig
+from sdcontrol.policies.oracle import Oracle
+from sdcontrol.traces.acceptance_table import TABLE_NAME, AcceptanceTable
+from sdcontrol.traces.fitted_times import FittedTimes
+from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.replay_result import ReplayResult
+from sdcontrol.traces.schema import RequestRecord
+from sdcontrol.traces.simulate import Simulation, SimulationSettings
+from sdcontrol.traces.simulated_drafts import Foreknowledge
+from sdcontrol.traces.slo import SLO
+from sdcontrol.traces.step_times import StepTimes
+from sdcontrol.traces.workload import SimulatedRequest, Workload
+
+__all__ = ["PolicyLike", "settings_of", "simulate", "what_if", "workload_of"]
+
+PolicyLike = Policy | PolicyConfig | Planner | str | Mapping[str, object]
+"""What `policies.build` takes, "oracle", or a planner."""
+
+
+def simulate(
+    workload: Workload,
+    policy: PolicyLike,
+    times: StepTimes,
+    settings: SimulationSettings | None = None,
+    *,
+    slo: SLO | None = None,
+    seed: int = 0,
+    max_draft_tokens: int = 8,
+    start_seconds: float = 0.0,
+) -> ReplayResult:
+    """Decode `workload` to its end under `policy`, in simulated time.
+
+    Raises `CounterfactualError` where the workload cannot answer what is planned.
+    """
+    known = Foreknowledge()
+    planner = _planner(policy, known, seed=seed, max_draft_tokens=max_draft_tokens)
+    simulation = Simulation(
+        workload, planner, times, settings, foreknowledge=known, start_seconds=start_seconds
+    )
+    while simulation.has_work:
+        simulation.step()
+    return simulation.measurements.result(
+        policy=_name(policy),
+        workload=workload.name,
+        slo=slo,
+        preemptions=simulation.num_preemptions,
+    )
+
+
+def what_if(
+    trace: Trace,
+    policy: PolicyLike,
+    *,
+    times: StepTimes | None = None,
+    settings: SimulationSettings | None = None,
+    slo: SLO | None = None,
+) -> ReplayResult:
+    """What `policy` would have made of a recording that has an acceptance table.
+
+    Without `times` they are fitted to the recording. Raises `CounterfactualError` where the
+    recording cannot answer, `TraceError` where it is damaged.
+    """
+    first = next(iter(trace.steps()), None)
+    facts = trace.header.controller
+    return simulate(
+        workload_of(trace),
+        policy,
+        times or FittedTimes(trace.observations()),
+        settings or settings_of(trace),
+        slo=slo,
+        seed=facts.seed if facts is not None else 0,
+        max_draft_tokens=facts.max_draft_tokens if facts is not None else 8,
+        start_seconds=first.start_seconds if first is not None else 0.0,
+    )
+
+
+def workload_of(trace: Trace) -> Workload:
+    """The recorded requests, with the trace's acceptance table. Raises `CounterfactualError`."""
+    path = trace.path / TABLE_NAME
+    if not path.exists():
+        raise CounterfactualError(
+            f"{trace.path} has no {TABLE_NAME}, so it cannot answer plans that were never made; "
+            "record it with an acceptance table"
+        )
+    if trace.header.verification not in ("coupled", "greedy"):
+        raise CounterfactualError(
+            f"{trace.path} was recorded under {trace.header.verification!r} verification, whose "
+            "text depends on what was drafted; record it under coupled verification"
+        )
+    table = AcceptanceTable(path)
+    records = trace.requests()
+
+    def make() -> Iterator[SimulatedRequest]:
+        for record in records:
+            if record.output_tokens:
+                yield _simulated(record, table)
+
+    return Workload(trace.path.name, table.header.arms, make, {"trace": trace.header.trace_id})
+
+
+def settings_of(trace: Trace) -> SimulationSettings:
+    """The recorded engine's settings, as far as the trace has them."""
+    names = SimulationSettings.model_fields.keys() - {"drafters"}
+    engine = trace.header.engine
+    known = {name: engine[name] for name in names if engine.get(name) is not None}
+    return SimulationSettings.model_validate({**known, "drafters": trace.header.drafters or None})
+
+
+def _simulated(record: RequestRecord, table: AcceptanceTable) -> SimulatedRequest:
+    ids = None
+    if record.prompt_ids is not None:
+        ids = np.array([*record.prompt_ids, *(record.output_ids or ())], dtype=np.int64)
+    return SimulatedRequest(
+        id=record.id,
+        arrival_seconds=record.arrival_seconds,
+        prompt_tokens=record.prompt_tokens,
+        output_tokens=record.output_tokens,
+        acceptance=table.of(record.id),
+        temperature=record.temperature,
+        max_output_tokens=record.max_new_tokens,
+        contents=ids,
+    )
+
+
+def _planner(
+    policy: PolicyLike, known: Foreknowledge, *, seed: int, max_draft_tokens: int
+) -> Planner:
+    if isinstance(policy, str) and policy == "oracle":
+        policy = Oracle(known)
+    if isinstance(policy, Policy | PolicyConfig | str | Mapping):
+        return Controller(policy, seed=seed, max_draft_tokens=max_draft_tokens, clock=None)
+    return policy
+
+
+def _name(policy: PolicyLike) -> str:
+    if isinstance(policy, str):
+        return policy
+    if isinstance(policy, Mapping):
+        return str(policy.get("kind", dict(policy)))
+    return str(getattr(policy, "kind", type(policy).__name__))

@@ -1,0 +1,130 @@
+"""`sdcontrol ab` as a whole: on the bundled models, and with what can go wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sdcontrol.cli import main
+from sdcontrol.experiments.live import LiveRunner
+from sdcontrol.experiments.results import Results
+
+CONFIG = """\
+name: small
+dtype: float32
+arms:
+  - {name: off, policy: off}
+  - {name: fixed, policy: "static:ngram:4"}
+  - {name: adaptive, policy: goodput, drafters: [ngram, draft_model]}
+workload:
+  kinds: {copy: 2}
+  num_tokens: 6
+  arrivals: {kind: ARRIVALS}
+blocks: 2
+warmup: {min_blocks: 1, max_blocks: 1}
+repeat_every: 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(CONFIG.replace("ARRIVALS", "closed, concurrency: 2"), encoding="utf-8")
+    return path
+
+
+def test_a_comparison_runs_live_and_says_the_same_everywhere(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--output", str(tmp_path / "runs")]
+    assert main(["ab", str(config), *output, "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    folder = tmp_path / "runs" / "small"
+    results = Results.load(folder / "results.json")
+    assert json.loads((tmp_path / "out.json").read_text("utf-8")) == json.loads(
+        (folder / "results.json").read_text("utf-8")
+    )
+    assert results.is_complete
+    assert not results.is_simulated
+    assert results.verdict in printed
+    assert "All arms wrote the same text" in results.verdict
+    assert str(folder / "report.html") in printed
+    assert (folder / "report.html").stat().st_size > 1000
+    for comparison in results.comparisons:
+        assert f"{comparison.ratio.value:.3f}x" in printed
+    assert results.texts.num_compared == 3 * 2 * 2  # blocks, requests, arms beside the baseline
+
+    assert main(["ab", str(config), *output]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["ab", str(config), *output, "--resume"]) == 0
+    assert "all 2 planned blocks were run" in capsys.readouterr().out
+
+
+def test_an_open_loop_counts_waiting(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--set", "workload.arrivals={kind: open, requests_per_second: 1000}"]
+    settings += ["--set", "blocks=1", "--set", "warmup.min_blocks=0", "--set", "repeat_every=0"]
+    settings += ["--set", "engine.max_batch_size=1", "--set", "warmup.max_blocks=0"]
+    assert main(["ab", str(config), "--output", str(tmp_path), *settings]) == 0
+    results = Results.load(tmp_path / "small" / "results.json")
+    off = results.arms[0].latencies
+    assert off["ttft_seconds"][100] > 2 * off["ttft_seconds"][0]  # one of the two had to wait
+
+
+def test_ctrl_c_leaves_a_report_of_what_was_finished(
+    config: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, calls = LiveRunner.run_block, []
+
+    def interrupted(self: LiveRunner, arm: str, block: int, **more: float) -> object:
+        calls.append(arm)
+        if len(calls) == 7:  # in the second of three blocks of four runs
+            raise KeyboardInterrupt
+        return whole(self, arm, block, **more)
+
+    monkeypatch.setattr(LiveRunner, "run_block", interrupted)
+    assert main(["ab", str(config), "--output", str(tmp_path)]) == 130
+    captured = capsys.readouterr()
+    assert "interrupted" in captured.err
+    assert str(tmp_path / "small" / "report.html") in captured.out
+    results = Results.load(tmp_path / "small" / "results.json")
+    assert not results.is_complete
+    assert results.stopping.num_warmup_blocks == 1
+
+
+def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", "--schema"]) == 0
+    assert "arms" in json.loads(capsys.readouterr().out)["properties"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no CONFIG.yaml"),
+        (["nowhere.yaml"], "nowhere.yaml:1:1: cannot be read"),
+        (["CONFIG", "--set", "blocks=0"], "--set blocks=0: blocks: 0"),
+        (["CONFIG", "--resume", "--overwrite"], "one of them"),
+        (["CONFIG", "--workers", "0"], "at least 1"),
+        (["CONFIG", "--json", "/no/such/folder/x.json"], "cannot be written"),
+        (["CONFIG", "--workers", "2"], "backend: trace"),
+        (["CONFIG", "--set", "draft_model=none"], "set draft_model"),
+        (["CONFIG", "--set", "model=/no/such/folder"], "no model folder"),
+    ],
+)
+def test_what_cannot_be_done_ends_with_2_and_one_line(
+    config: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    given = [str(config) if word == "CONFIG" else word for word in arguments]
+    assert main(["ab", *given, "--output", str(tmp_path / "runs")]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

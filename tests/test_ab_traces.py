@@ -1,0 +1,141 @@
+"""Comparisons on a recording: simulated time, sweeps over cores."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdcontrol.controller import Controller
+from sdcontrol.errors import ConfigError, SdcontrolError
+from sdcontrol.experiments.config import Experiment
+from sdcontrol.experiments.replayed import TraceRunner
+from sdcontrol.experiments.run import run_experiment
+from sdcontrol.experiments.store import RunFolder
+from sdcontrol.experiments.sweep import run_apart
+from sdcontrol.experiments.workload import block_items
+from sdcontrol.outcomes import ArmOutcomes
+from sdcontrol.traces.acceptance_table import TABLE_NAME, AcceptanceTableWriter, TableHeader
+from sdcontrol.traces.schema import RecordedStep, RequestRecord, TraceFacts
+from sdcontrol.traces.writer import TraceWriter, add_file
+from tests.ab_support import experiment
+from tests.trace_support import decode
+
+NUM_REQUESTS, OUTPUT = 30, 40
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 requests of 40 tokens, of which n-gram drafts get 3 right each time."""
+    folder = tmp_path_factory.mktemp("traces") / "trace"
+    facts = TraceFacts(verification="coupled", drafters=("ngram",))
+    with TraceWriter(folder, facts) as writer:
+        for observation in decode(Controller("static:ngram:3", clock=None), 60):  # type: ignore[arg-type]
+            writer.append(RecordedStep(observation))
+        for number in range(NUM_REQUESTS):
+            prompt = tuple(range(number, number + 20))
+            writer.add_request(
+                RequestRecord(f"r{number}", 0.05 * number, 20, OUTPUT, prompt_ids=prompt)
+            )
+    header = TableHeader(arms=("ngram",), verification="coupled")
+    with AcceptanceTableWriter(folder / TABLE_NAME, header) as table:
+        for number in range(NUM_REQUESTS):
+            right = np.full(OUTPUT, 3, dtype=np.uint8)
+            table.add(f"r{number}", {"ngram": ArmOutcomes(right)})
+    add_file(folder, TABLE_NAME)
+    return folder
+
+
+def plan_on(trace: Path, arrivals: object, **settings: object) -> Experiment:
+    workload = {"trace": str(trace), "requests_per_block": 4, "arrivals": arrivals}
+    return experiment(
+        backend="trace", workload=workload, blocks=6, stopping={"looks": 1}, **settings
+    )
+
+
+CLOSED = {"kind": "closed", "concurrency": 2}
+
+
+@pytest.mark.parametrize(
+    "arrivals", [CLOSED, {"kind": "open", "requests_per_second": 20.0}, {"kind": "recorded"}]
+)
+def test_a_comparison_on_a_recording_finds_what_drafts_bring(
+    trace: Path, tmp_path: Path, arrivals: object
+) -> None:
+    plan = plan_on(trace, arrivals)
+    results = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "run", plan))
+    assert results.is_simulated
+    assert results.is_complete
+    on = next(arm for arm in results.arms if arm.name == "on")
+    assert on.acceptance["ngram"].acceptance_length == pytest.approx(4.0, rel=0.1)
+    assert sum(block.tokens for block in on.blocks) == 6 * 4 * OUTPUT
+    assert set(on.latencies) == {"ttft_seconds", "tpot_seconds", "e2e_seconds"}
+    if arrivals == CLOSED:
+        assert results.comparisons[0].verdict == "faster"
+        assert results.comparisons[0].ratio.value > 2
+
+
+def test_simulated_blocks_are_the_same_at_every_try(trace: Path, tmp_path: Path) -> None:
+    plan = plan_on(trace, CLOSED, repeat_every=1)
+    first = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "1", plan))
+    again = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "2", plan))
+    assert first.arms == again.arms
+    assert first.drift is not None
+    assert first.drift.ratio.value == 1.0
+
+
+def test_one_key_takes_the_same_requests_to_the_engine(trace: Path) -> None:
+    plan = plan_on(trace, CLOSED).model_copy(update={"backend": "live"})
+    items = [item for block in range(8) for item in block_items(plan, block, list)]
+    assert all(len(item.prompt) == 20 for item in items)
+    names = [item.name.split()[1] for item in items]
+    assert len(set(names[:NUM_REQUESTS])) == NUM_REQUESTS  # every request once in a round
+
+
+def test_an_arm_that_nobody_recorded_fails_alone(trace: Path, tmp_path: Path) -> None:
+    arms = [
+        {"name": "off", "policy": "off"},
+        {"name": "on", "policy": "static:ngram:3"},
+        {"name": "x", "policy": "static:draft_model:3", "drafters": ["draft_model"]},
+    ]
+    plan = plan_on(trace, CLOSED, arms=arms)
+    results = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "run", plan))
+    assert [bool(arm.failed) for arm in results.arms] == [False, False, True]
+    assert "draft_model" in results.arms[2].failed
+
+
+def test_a_recording_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SdcontrolError):
+        TraceRunner(plan_on(tmp_path / "nothing", CLOSED))
+    with pytest.raises(ValueError, match=r"workload\.trace"):
+        experiment(backend="trace")
+
+
+def test_a_sweep_over_two_processes_gives_each_run_its_folder(trace: Path, tmp_path: Path) -> None:
+    plans = [
+        plan_on(trace, CLOSED).model_copy(update={"name": f"seed-{seed}", "seed": seed})
+        for seed in (0, 1)
+    ]
+    results = run_apart(plans, tmp_path, workers=2, on_ray=False, resume=False, overwrite=False)
+    assert [result.name for result in results] == ["seed-0", "seed-1"]
+    assert (tmp_path / "seed-1" / "results.json").exists()
+
+
+def test_live_runs_are_not_run_beside_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="spoil"):
+        run_apart([experiment()], tmp_path, workers=2, on_ray=False, resume=False, overwrite=False)
+
+
+def test_without_ray_the_way_to_get_it_is_named(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"sdcontrol\[ray\]"):
+        run_apart(
+            [plan_on(trace, CLOSED)],
+            tmp_path,
+            workers=1,
+            on_ray=True,
+            resume=False,
+            overwrite=False,
+        )

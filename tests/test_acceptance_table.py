@@ -1,0 +1,314 @@
+"""The acceptance table: what it says is what live runs accept, and what is written is what is read."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import BatchView, Confidence, Observation, Plan
+from sdcontrol.engine.acceptance_rollouts import acceptance_outcomes
+from sdcontrol.engine.bundled import held_out_prompts, load_bundled, load_bundled_tokenizer
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.request import Request
+from sdcontrol.errors import CounterfactualError, SdcontrolError, TraceError
+from sdcontrol.integrations.recording import facts_of_run
+from sdcontrol.outcomes import ArmOutcomes
+from sdcontrol.traces.acceptance_table import (
+    TABLE_NAME,
+    AcceptanceTable,
+    AcceptanceTableWriter,
+    TableHeader,
+)
+from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.recorder import Recorder
+from sdcontrol.traces.what_if import what_if
+from sdcontrol.traces.writer import add_file
+
+ARMS = ("ngram", "draft_model", "sparse_kv:64", "sparse_kv:96:scored")
+NEW_TOKENS = 20
+
+
+class _Fixed:
+    """The same arm and length for all who may; keeps the observations."""
+
+    def __init__(self, arm: str, num_draft_tokens: int) -> None:
+        self.arm, self.num_draft_tokens = arm, num_draft_tokens
+        self.observations: list[Observation] = []
+
+    def plan(self, view: BatchView) -> Plan:
+        return Plan.uniform(view, self.arm, self.num_draft_tokens)
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        return plan
+
+    def observe(self, observation: Observation) -> None:
+        self.observations.append(observation)
+
+
+class _Bundled:
+    """Short texts of the bundled pair, in float32, and what the engine makes of them."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.target = load_bundled("target", dtype=torch.float32)
+        self.draft = load_bundled("draft", dtype=torch.float32)
+        tokenizer = load_bundled_tokenizer()
+        texts = [
+            *held_out_prompts("edit", 2, min_tokens=100),
+            *held_out_prompts("prose", 1, min_tokens=100),
+        ]
+        self.prompts = [list(tokenizer(text)["input_ids"])[:150] for text in texts]
+        self.config = EngineConfig(kv_tokens=4096)
+
+    @property
+    def drafters(self) -> list[object]:
+        return ["ngram", self.draft, "sparse_kv:64", "sparse_kv:96:scored"]
+
+    @cached_property
+    def greedy(self) -> list[Request]:
+        """What the engine says without chance."""
+        return self.run(_Fixed("ngram", 0), do_sample=False)
+
+    @cached_property
+    def greedy_table(self) -> dict[str, dict[str, ArmOutcomes]]:
+        """The acceptance table of `greedy`, which is that of every greedy run."""
+        return self.table(self.greedy)
+
+    def table(self, requests: Sequence[Request]) -> dict[str, dict[str, ArmOutcomes]]:
+        return dict(acceptance_outcomes(self.target, self.drafters, requests, config=self.config))
+
+    def run(self, planner: _Fixed, *, do_sample: bool) -> list[Request]:
+        with Engine(
+            self.target, drafters=self.drafters, planner=planner, config=self.config
+        ) as engine:
+            options = {"temperature": 0.8} if do_sample else {}
+            for number, prompt in enumerate(self.prompts):
+                engine.submit(
+                    prompt,
+                    request_id=f"r{number}",
+                    seed=number,
+                    max_new_tokens=NEW_TOKENS,
+                    do_sample=do_sample,
+                    **options,
+                )
+            finished = engine.run()
+        return [finished[f"r{number}"] for number in range(len(self.prompts))]
+
+
+@pytest.fixture(scope="module")
+def bundled() -> _Bundled:
+    return _Bundled()
+
+
+def _disagreements(
+    observations: Sequence[Observation], table: dict[str, dict[str, ArmOutcomes]], arm: str
+) -> tuple[int, list[str]]:
+    """Drafts compared, and those where the table says otherwise."""
+    compared, wrong = 0, []
+    for observation in observations:
+        for row, view in enumerate(observation.view.requests):
+            drafted, got = observation.proposed[row], observation.accepted[row]
+            if not drafted:
+                continue
+            outcomes, position = table[view.id][arm], view.generated_tokens
+            if outcomes.path is not None:
+                path = int(outcomes.path[position]) & ((1 << drafted) - 1)
+                told = path.bit_count()
+            else:
+                told = min(int(outcomes.accepted[position]), drafted)
+            compared += 1
+            if told != got:
+                wrong.append(f"{view.id} at {position}: {drafted} drafted, {got}, table {told}")
+    return compared, wrong
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "coupled"])
+def test_the_table_says_what_live_runs_of_every_arm_accept(
+    bundled: _Bundled, do_sample: bool
+) -> None:
+    """At every position that a static policy visits, for chains and for the n-gram's trees."""
+    if do_sample:
+        requests = bundled.run(_Fixed("ngram", 0), do_sample=True)
+        table = bundled.table(requests)
+    else:
+        requests, table = bundled.greedy, bundled.greedy_table
+    assert any(outcomes["ngram"].path is not None for outcomes in table.values())
+    for arm, length in zip(ARMS, (6, 3, 5, 4), strict=True):
+        planner = _Fixed(arm, length)
+        again = bundled.run(planner, do_sample=do_sample)
+        assert [r.tokens for r in again] == [r.tokens for r in requests]
+        compared, wrong = _disagreements(planner.observations, table, arm)
+        assert compared > 10
+        assert wrong == []
+
+
+@pytest.mark.parametrize("policy", ["static:ngram:4", "static:draft_model:3", "goodput"])
+def test_a_what_if_replay_of_the_recorded_policy_agrees_with_the_recording(
+    bundled: _Bundled, tmp_path: Path, policy: str
+) -> None:
+    """Same tokens; same steps where plans do not hang on the clock; times within 3 %, fitted.
+
+    `goodput` plans by the measured times of its steps, which no fit repeats one by one: in a run of
+    some 20 steps its plans differ, so only its tokens are compared, and roughly its time.
+    """
+    trace = _recorded(bundled, policy, tmp_path / "trace")
+    result = what_if(trace, policy)
+    observations = list(trace.observations())
+    seconds = sum(observation.timing.total_seconds for observation in observations)
+    lengths = {record.id: record.output_tokens for record in trace.requests()}
+    assert dict(zip(result.times.ids, result.times["output_tokens"], strict=True)) == lengths
+    if policy == "goodput":
+        assert result.busy_seconds == pytest.approx(seconds, rel=0.5)
+        return
+    assert result.busy_seconds == pytest.approx(seconds, rel=0.03)
+    assert result.num_steps == len(observations)
+    drafted = sum(sum(observation.drafted) for observation in observations)
+    accepted = sum(sum(observation.accepted) for observation in observations)
+    assert result.wasted_draft_tokens == drafted - accepted
+
+
+def _recorded(bundled: _Bundled, policy: str, folder: Path) -> Trace:
+    """A run of the engine as a trace with its acceptance table."""
+    recorder = Recorder(Controller(policy), folder)
+    with Engine(
+        bundled.target, drafters=bundled.drafters, planner=recorder, config=bundled.config
+    ) as engine:
+        recorder.describe(facts_of_run(engine, bundled.drafters))
+        for number, prompt in enumerate(bundled.prompts):
+            engine.submit(prompt, request_id=f"r{number}", max_new_tokens=NEW_TOKENS)
+        engine.run()
+    recorder.close()
+    header = TableHeader(arms=ARMS, verification="coupled")
+    with AcceptanceTableWriter(folder / TABLE_NAME, header) as table:
+        for name, outcomes in bundled.greedy_table.items():
+            table.add(name, outcomes)
+    add_file(folder, TABLE_NAME)
+    return Trace(folder)
+
+
+def test_a_trace_without_a_table_cannot_say_what_if(tmp_path: Path) -> None:
+    """The error says how to get one."""
+    Recorder(Controller("off"), tmp_path / "trace").close()
+    with pytest.raises(CounterfactualError, match="record it with an acceptance table"):
+        what_if(Trace(tmp_path / "trace"), "off")
+
+
+def _drawn(generator: np.random.Generator, length: int) -> ArmOutcomes:
+    """Any outcomes of one arm."""
+
+    def counts() -> np.ndarray:
+        return generator.integers(0, 17, length).astype(np.uint8)
+
+    is_tree = bool(generator.integers(2))
+    return ArmOutcomes(
+        accepted=counts(),
+        match_tokens=counts() if generator.integers(2) else None,
+        max_draft_tokens=counts() if generator.integers(2) else None,
+        confidence=generator.random(length).astype(np.float32) if generator.integers(2) else None,
+        path=generator.integers(0, 1 << 16, length).astype(np.uint32) if is_tree else None,
+        chain_nodes=counts() if is_tree else None,
+    )
+
+
+def _written(folder: Path, seed: int, num_requests: int) -> dict[str, dict[str, ArmOutcomes]]:
+    """A table in `folder`, and what is in it."""
+    generator = np.random.default_rng(seed)
+    requests: dict[str, dict[str, ArmOutcomes]] = {}
+    for number in range(num_requests):
+        arms = [arm for arm in ARMS if generator.integers(3)]
+        length = int(generator.integers(1, 30))
+        requests[f"r{number}"] = {arm: _drawn(generator, length) for arm in arms}
+    with AcceptanceTableWriter(
+        folder / TABLE_NAME, TableHeader(arms=ARMS, verification="coupled")
+    ) as table:
+        for name, outcomes in requests.items():
+            table.add(name, outcomes)
+    return requests
+
+
+def _same(left: ArmOutcomes, right: ArmOutcomes) -> bool:
+    names = ("accepted", "match_tokens", "max_draft_tokens", "confidence", "path", "chain_nodes")
+    pairs = [(getattr(left, name), getattr(right, name)) for name in names]
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
+        for a, b in pairs
+    )
+
+
+@given(st.integers(0, 10_000), st.integers(0, 150))
+@settings(max_examples=20)
+def test_what_is_written_is_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, num_requests: int
+) -> None:
+    """In order, and one by one."""
+    folder = tmp_path_factory.mktemp("table")
+    requests = {name: arms for name, arms in _written(folder, seed, num_requests).items() if arms}
+    table = AcceptanceTable(folder / TABLE_NAME)
+    assert [name for name, _ in table] == list(requests)
+    for name in reversed(requests):
+        found = table.of(name)
+        assert found.keys() == requests[name].keys()
+        assert all(_same(found[arm], requests[name][arm]) for arm in found)
+    assert table.of("nobody") == {}
+
+
+def test_a_damaged_table_is_an_error_or_the_same_table(tmp_path: Path) -> None:
+    """Any byte flipped, any end cut off: checksums see it, or it is where nothing is said."""
+    _written(tmp_path, 5, 40)
+    path = tmp_path / TABLE_NAME
+    sound = path.read_bytes()
+    whole = _read_all(path)
+    generator = np.random.default_rng(0)
+    for place in generator.integers(0, len(sound), 150).tolist():
+        flipped = sound[place] ^ (1 << int(generator.integers(8)))
+        for damaged in (sound[:place] + bytes([flipped]) + sound[place + 1 :], sound[:place]):
+            path.write_bytes(damaged)
+            try:
+                found = _read_all(path)
+            except SdcontrolError:
+                continue
+            assert found.keys() == whole.keys()
+            assert all(
+                _same(found[name][arm], whole[name][arm]) for name in whole for arm in whole[name]
+            )
+
+
+def _read_all(path: Path) -> dict[str, dict[str, ArmOutcomes]]:
+    return {name: dict(outcomes) for name, outcomes in AcceptanceTable(path)}
+
+
+def test_a_table_of_the_future_or_of_something_else_is_refused(tmp_path: Path) -> None:
+    """With what to do about it."""
+    path = tmp_path / TABLE_NAME
+    _written(tmp_path, 1, 3)
+    known = pq.read_table(path)
+    header = {b"sdcontrol.acceptance": b'{"schema_version": 2, "arms": [], "more": 1}'}
+    pq.write_table(known.replace_schema_metadata(header), path)
+    with pytest.raises(TraceError, match="has version 2, this sdcontrol reads 1; upgrade"):
+        AcceptanceTable(path)
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(TraceError, match="columns of an acceptance table"):
+        AcceptanceTable(path)
+    path.write_text("request,arm\n")
+    with pytest.raises(TraceError, match="is no acceptance table"):
+        AcceptanceTable(path)
+    with pytest.raises(TraceError, match="is no acceptance table"):
+        AcceptanceTable(tmp_path / "nothing.parquet")
+
+
+def test_a_table_that_was_not_finished_leaves_no_file(tmp_path: Path) -> None:
+    """Nobody can mistake a half for a whole."""
+    header = TableHeader(arms=ARMS, verification="coupled")
+    with pytest.raises(TraceError, match="name every arm"):  # noqa: SIM117
+        with AcceptanceTableWriter(tmp_path / TABLE_NAME, header) as table:
+            table.add("a", {"other": _drawn(np.random.default_rng(0), 3)})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,336 @@
+"""The kernels compile for the GPUs that they are for, without spills and within shared memory.
+
+No GPU is needed: Triton brings the compiler. Signatures are what the launchers pass; numbers that
+launchers pass in multiples of 16 are declared so, as Triton itself does at a launch.
+"""
+
+import importlib.util
+import inspect
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from sdcontrol.engine.kernels import (  # noqa: E402
+    cache_kernels,
+    coupled_kernels,
+    page_kernels,
+    paged_attention,
+    triton_attention,
+)
+from sdcontrol.engine.kernels.cache_kernels import ELEMENTS  # noqa: E402
+from sdcontrol.engine.kv_cache import LayerShape  # noqa: E402
+from sdcontrol.errors import UnsupportedModel  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    triton_attention.IS_INTERPRETED, reason="TRITON_INTERPRET is set: nothing is compiled"
+)
+
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""What one program may use, by compute capability (CUDA programming guide, table of limits)."""
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+SIZES = "num_tokens num_rows num_blocks max_pages row_stride page_row_stride page_head_stride"
+UNEVEN = {*SIZES.split(), "vocab_size", "stream"}
+"""Integers that are not always multiples of 16."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compilers say of a kernel for one GPU."""
+
+    ptx: str
+    shared_bytes: int
+    stack_bytes: int
+
+
+def compiled(
+    kernel: object,
+    capability: int,
+    *,
+    types: Mapping[str, str],
+    constants: Mapping[str, object],
+    **options: int,
+) -> Compiled:
+    """Compile `kernel`; `types` of its arguments that are no constants, `i32` where not given.
+
+    `options` are the launch's.
+    """
+    assert isinstance(kernel, triton.JITFunction)
+    names = [name for name in inspect.signature(kernel.fn).parameters if name not in constants]
+    signature = {name: types.get(name, "i32") for name in names}
+    attributes = {
+        (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
+        for name, type_name in signature.items()
+        if type_name[0] == "*" or (type_name == "i32" and name not in UNEVEN)
+    }
+    signature |= dict.fromkeys(constants, "constexpr")
+    source = ASTSource(kernel, signature, dict(constants), attributes)
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with TemporaryDirectory() as folder:
+        stack = stack_bytes(binary.asm["cubin"], Path(folder))
+    return Compiled(binary.asm["ptx"], binary.metadata.shared, stack)
+
+
+def stack_bytes(cubin: bytes, folder: Path) -> int:
+    """Bytes of the frame that a thread needs for registers that were spilled."""
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    done = subprocess.run(
+        [str(tool("cuobjdump")), "--dump-resource-usage", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    counts = re.findall(r"(?:STACK|LOCAL):(\d+)", done.stdout)
+    assert len(counts) == 2, done.stdout
+    return sum(map(int, counts))
+
+
+@cache
+def tool(name: str) -> Path:
+    spec = importlib.util.find_spec("triton")
+    assert spec
+    assert spec.origin
+    return Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name
+
+
+def check(result: Compiled, capability: int) -> None:
+    assert result.stack_bytes == 0
+    assert result.shared_bytes <= SHARED_BYTES[capability]
+
+
+def pointers(names: str, type_name: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), f"*{type_name}")
+
+
+# Attention
+
+
+def compiled_attention(
+    layer: LayerShape, query_tokens: int, capability: int, *, has_trees: bool, num_splits: int
+) -> Compiled:
+    tile = triton_attention.choose_tile(layer, query_tokens, capability=capability)
+    return compiled(
+        paged_attention.attention_kernel,
+        capability,
+        types=pointers("query keys values out", NAMES[layer.dtype])
+        | pointers("parts weights", "fp32")
+        | pointers("requests tiles nodes pages split_keys", "i32")
+        | {"scale_log2": "fp32"},
+        constants={
+            "GROUP": layer.num_heads // layer.num_kv_heads,
+            "KEY_DIM": layer.key_dim,
+            "VALUE_DIM": layer.value_dim,
+            "PADDED_KEY": triton.next_power_of_2(layer.key_dim),
+            "PADDED_VALUE": triton.next_power_of_2(layer.value_dim),
+            "BLOCK_SIZE": 16,
+            "WINDOW": layer.window or 0,
+            "HAS_TREES": has_trees,
+            "SPLITS": num_splits,
+            "TILE_ROWS": tile.rows,
+            "TILE_KEYS": tile.keys,
+            "WIDEN": False,
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
+    )
+
+
+STEPS = {
+    "decode": (1, False, 8),
+    "verify 5": (5, True, 8),
+    "verify 9": (9, True, 1),
+    "verify 17": (17, True, 8),
+    "prefill": (512, False, 1),
+}
+"""Query tokens, trees, parts of the context."""
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("head", [64, 128, 256])
+def test_attention_compiles_without_spills(head: int, step: str, capability: int) -> None:
+    tokens, has_trees, num_splits = STEPS[step]
+    layer = LayerShape(32, 8, head, head, torch.bfloat16)
+    result = compiled_attention(
+        layer, tokens, capability, has_trees=has_trees, num_splits=num_splits
+    )
+    check(result, capability)
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("head", [64, 128, 256])
+def test_attention_in_float32_compiles_without_spills(head: int, capability: int) -> None:
+    layer = LayerShape(32, 8, head, head, torch.float32)
+    for step in ("decode", "verify 9"):
+        tokens, has_trees, num_splits = STEPS[step]
+        result = compiled_attention(
+            layer, tokens, capability, has_trees=has_trees, num_splits=num_splits
+        )
+        check(result, capability)
+        assert "mma" not in result.ptx  # no rounding to tf32
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LayerShape(28, 4, 128, 128, torch.float16),
+        LayerShape(32, 32, 80, 80, torch.float16),
+        LayerShape(16, 16, 192, 128, torch.bfloat16),
+        LayerShape(16, 8, 256, 256, torch.bfloat16, window=1024),
+        LayerShape(48, 1, 128, 128, torch.bfloat16),
+    ],
+    ids=["7 heads share", "odd size", "two sizes", "window", "all heads share"],
+)
+def test_attention_of_unusual_layers_compiles_without_spills(
+    layer: LayerShape, capability: int
+) -> None:
+    result = compiled_attention(layer, 5, capability, has_trees=True, num_splits=4)
+    check(result, capability)
+
+
+@pytest.mark.parametrize("head", [64, 128, 256])
+def test_decoding_reads_keys_and_values_in_the_widest_pieces_ahead_of_time(head: int) -> None:
+    """16 bytes a thread, straight into shared memory: no key passes through registers."""
+    layer = LayerShape(32, 8, head, head, torch.bfloat16)
+    tile = triton_attention.choose_tile(layer, 1)
+    ptx = compiled_attention(layer, 1, 90, has_trees=False, num_splits=8).ptx
+    tile_bytes = tile.keys * 2 * head * 2
+    copies = len(re.findall(r"cp\.async\.cg\.shared\.global[^;]*0x10", ptx))
+    per_tile = tile_bytes // (16 * 32 * tile.num_warps)
+    assert copies == 3 * per_tile  # two tiles before the loop, one inside
+    assert not re.search(r"ld\.global\S*\.v[24]\.b32.*\n(?:.*\n){0,3}.*mma", ptx)
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_parts_are_combined_without_spills(capability: int) -> None:
+    for head, num_splits in ((64, 3), (128, 64), (256, 64)):
+        result = compiled(
+            paged_attention.combine_kernel,
+            capability,
+            types=pointers("parts weights", "fp32") | pointers("out", "bf16"),
+            constants={
+                "VALUE_DIM": head,
+                "PADDED_VALUE": head,
+                "SPLITS": num_splits,
+                "PADDED_SPLITS": triton.next_power_of_2(num_splits),
+            },
+            num_warps=4,
+        )
+        check(result, capability)
+
+
+# The small kernels
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("dtype", list(NAMES), ids=str)
+def test_cache_and_page_kernels_compile_without_spills(dtype: torch.dtype, capability: int) -> None:
+    name, sizes = NAMES[dtype], {"DIM": 128, "PADDED": 128}
+    written = compiled(
+        cache_kernels.write_kernel,
+        capability,
+        types=pointers("keys values key_cache value_cache", name) | pointers("slots", "i64"),
+        constants={"KEY_DIM": 128, "VALUE_DIM": 128, "PADDED": 128},
+        num_warps=1,
+    )
+    moved = compiled(
+        cache_kernels.compact_kernel,
+        capability,
+        types=pointers("addresses slots first_nodes verdicts", "i64"),
+        constants={"LIKE": ELEMENTS[dtype], **sizes},
+        num_warps=1,
+    )
+    summarised = compiled(
+        page_kernels.summarise_kernel,
+        capability,
+        types=pointers("addresses blocks", "i64") | pointers("low high", "fp32"),
+        constants={"LIKE": ELEMENTS[dtype], "BLOCK_SIZE": 16, "PADDED_BLOCK": 16, **sizes},
+        num_warps=4,
+    )
+    for result in (written, moved, summarised):
+        check(result, capability)
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_scoring_compiles_without_spills(capability: int) -> None:
+    for head, group in ((64, 8), (128, 4), (256, 2)):
+        result = compiled(
+            page_kernels.score_kernel,
+            capability,
+            types=pointers("queries low high scores", "fp32") | pointers("blocks counts", "i64"),
+            constants={"GROUP": group, "DIM": head, "PADDED": head, "TILE_PAGES": 32},
+            num_warps=4,
+        )
+        check(result, capability)
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("dtype", list(NAMES), ids=str)
+def test_sampling_and_the_walk_compile_without_spills(dtype: torch.dtype, capability: int) -> None:
+    partial = (
+        pointers("bests", "fp64") | pointers("winners", "i32") | pointers("tops totals", "fp32")
+    )
+    sampled = compiled(
+        coupled_kernels.sample_kernel,
+        capability,
+        types=partial
+        | pointers("scores", NAMES[dtype])
+        | pointers("seeds positions is_sampled", "i64"),
+        constants={"PART": 8192, "BLOCK": 1024},
+        num_warps=4,
+    )
+    reduced = compiled(
+        coupled_kernels.reduce_kernel,
+        capability,
+        types=partial | pointers("is_sampled tokens", "i64") | pointers("confidence", "fp32"),
+        constants={"PARTS": 126, "PADDED": 128},
+        num_warps=1,
+    )
+    walked = compiled(
+        coupled_kernels.walk_kernel,
+        capability,
+        types=pointers(
+            "samples draft_tokens parents first_rows first_nodes num_nodes verdicts", "i64"
+        ),
+        constants={},
+        num_warps=1,
+    )
+    for result in (sampled, reduced, walked):
+        check(result, capability)
+
+
+# The launcher's choices
+
+
+def test_layers_that_do_not_fit_a_tile_are_refused() -> None:
+    for layer in (
+        LayerShape(71, 1, 64, 64, torch.bfloat16),
+        LayerShape(8, 8, 576, 512, torch.bfloat16),
+    ):
+        with pytest.raises(UnsupportedModel, match="use the torch backend"):
+            triton_attention.choose_tile(layer, 1)
+
+
+def test_contexts_are_split_where_programs_are_few_and_keys_many() -> None:
+    """An H100 has 132 multiprocessors; Llama-3.1-8B has 8 KV heads."""
+    splits = triton_attention.choose_splits
+    assert splits(1, 8, 32768, 132) == 64
+    assert splits(16, 8, 32768, 132) == 9
+    assert splits(128, 8, 4096, 132) == 1
+    assert splits(1, 8, 200, 132) == 1

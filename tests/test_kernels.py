@@ -1,0 +1,127 @@
+"""Every kernel against its torch twin, in Triton's interpreter; on a GPU where there is one.
+
+Whether a kernel is interpreted is settled when its module is imported, so the checks, which are in
+`kernel_checks`, run in a process of their own with the variable set: what else this process has
+imported does not matter.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sdcontrol.engine.kernels import custom_op
+from sdcontrol.engine.kernels.tables import MAX_TREE_NODES, TableShape, fill_tables
+from sdcontrol.engine.packing import PageTable, Segment
+from sdcontrol.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECKS = ["attention", "steps", "engine"]
+
+Run = Callable[[list[str], Path], str]
+
+
+def run_checks(run: Run, name: str) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    path = f"tests/kernel_checks/{name}.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path]
+    assert " passed" in run(command, ROOT)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_interpreted_kernels_agree_with_their_twins(
+    name: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    run_checks(run, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CHECKS)
+def test_compiled_kernels_agree_with_their_twins(
+    name: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    run_checks(run, name)
+
+
+# Tables
+
+
+def segment(length: int, parents: tuple[int, ...] | None = None) -> Segment:
+    return Segment([1] * length, 5, PageTable(np.arange(1, 9)), [0] * length, 1, parents)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    tile_tokens=st.integers(1, 9),
+    spare=st.sampled_from([(0, 0), (1, 0), (1, 13), (3, 40)]),
+)
+def test_tiles_cover_every_token_once_padding_included(
+    lengths: list[int], tile_tokens: int, spare: tuple[int, int]
+) -> None:
+    tokens = sum(lengths) + spare[1]
+    shape = TableShape(len(lengths) + spare[0], tokens, tile_tokens, pages=4)
+    flat = fill_tables([segment(length) for length in lengths], shape, block_size=16)
+    tables = shape.views(torch.from_numpy(flat))
+    covered: list[int] = []
+    for request, first in tables.tiles.tolist():
+        first_token, length, _ = tables.requests[request].tolist()
+        end = min(first + tile_tokens, length)
+        covered.extend(range(first_token + first, first_token + end))
+    assert sorted(covered) == list(range(tokens))
+
+
+def test_what_tables_cannot_hold_is_refused_in_one_line() -> None:
+    one = TableShape(1, 4, 1, pages=4, has_trees=True)
+    with pytest.raises(ConfigError, match="do not fit attention tables for 1 and 4"):
+        fill_tables([segment(5)], one, block_size=16)
+    with pytest.raises(ConfigError, match="1 tokens of padding belong to no request"):
+        fill_tables([segment(3)], one, block_size=16)
+    with pytest.raises(ConfigError, match="9 pages do not fit"):
+        fill_tables([segment(4)], one, block_size=1)
+    nodes = MAX_TREE_NODES + 1
+    wide = TableShape(1, nodes + 1, 1, pages=8, has_trees=True)
+    with pytest.raises(ConfigError, match="a draft tree of 65 nodes; at most 64"):
+        fill_tables([segment(nodes + 1, (-1,) * nodes)], wide, block_size=16)
+
+
+# Compiled layers
+
+
+def attend_plainly(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+    weights = (query @ key.transpose(1, 2) * (scale + layer)).softmax(-1)
+    return (weights @ value).transpose(0, 1).contiguous()
+
+
+def test_attention_in_a_compiled_layer_is_compiled_once_for_all_numbers_of_tokens() -> None:
+    num_graphs = 0
+
+    def count(module: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        nonlocal num_graphs
+        num_graphs += 1
+        return module
+
+    def layer(states: Tensor) -> Tensor:
+        return custom_op.attend(states * 2, states, states + 1, 1, 0.5).relu()
+
+    compiled = torch.compile(layer, backend=count, fullgraph=True, dynamic=True)
+    with custom_op.handling(attend_plainly):
+        for tokens in (3, 7, 12):
+            states = torch.randn(2, tokens, 4, generator=torch.Generator().manual_seed(tokens))
+            torch.testing.assert_close(compiled(states), layer(states))
+        states = torch.randn(2, 5, 4)
+        torch.library.opcheck(
+            custom_op.attend,
+            (states, states, states, 0, 0.5),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+    assert num_graphs == 1
+    with pytest.raises(RuntimeError, match="outside an engine's forward"):
+        layer(torch.randn(2, 5, 4))

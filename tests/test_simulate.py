@@ -1,0 +1,399 @@
+"""What-if replay: every request gets its tokens, whatever is planned; time is the sum of the steps."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import BatchView, Choice, Confidence, Observation, Plan, Planner, Timing
+from sdcontrol.errors import ConfigError, CounterfactualError, TraceError
+from sdcontrol.outcomes import ArmOutcomes
+from sdcontrol.traces.fitted_times import FittedTimes
+from sdcontrol.traces.simulate import Simulation, SimulationSettings
+from sdcontrol.traces.slo import SLO
+from sdcontrol.traces.step_times import (
+    CostTimes,
+    DraftWork,
+    LinearCost,
+    LinearDrafter,
+    NoisyTimes,
+    StepTimes,
+    StepWork,
+)
+from sdcontrol.traces.what_if import simulate
+from sdcontrol.traces.workload import SimulatedRequest, Workload
+
+ARMS = ("ngram", "draft_model", "sparse_kv:64")
+COST = LinearCost(
+    5e-3,
+    1e-5,
+    1e-8,
+    drafters={"draft_model": LinearDrafter(5e-4, 1e-6), "sparse_kv": LinearDrafter(2e-3, 1e-6)},
+)
+TIMES = CostTimes(COST, controller_seconds=1e-4)
+SMALL = SimulationSettings(block_size=8, max_batch_size=4, max_prefill_tokens=24, kv_tokens=240)
+
+
+class _Random:
+    """Plans whatever is possible, by dice; keeps what it is shown."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+        self.observations: list[Observation] = []
+
+    def plan(self, view: BatchView) -> Plan:
+        free, choices = view.free_kv_tokens, []
+        for request in view.requests:
+            arm = self._generator.choice([*request.drafters, ""])
+            hint = request.hints.get(arm)
+            most = min(request.remaining_tokens - 1, free, 16)
+            if hint is not None and hint.max_draft_tokens is not None:
+                most = min(most, hint.max_draft_tokens)
+            length = int(self._generator.integers(0, max(most, 0) + 1)) if arm else 0
+            choices.append(Choice.of(str(arm), length))
+            free -= length
+        return Plan(tuple(choices))
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        """Drops what the drafter doubts."""
+        choices = []
+        for row, choice in enumerate(plan.choices):
+            sure = confidence[row] if row < len(confidence) else ()
+            doubted = next((n for n, value in enumerate(sure) if value < 0.3), None)
+            length = choice.num_draft_tokens if doubted is None else doubted
+            length = min(length, choice.num_draft_tokens)
+            choices.append(Choice.of(choice.drafter, length) if choice.drafter else choice)
+        return Plan(tuple(choices))
+
+    def observe(self, observation: Observation) -> None:
+        self.observations.append(observation)
+
+
+def outcomes(hits: Sequence[bool], arm: str, *, with_confidence: bool = False) -> ArmOutcomes:
+    """Runs of hits from every position, as a drafter without alternatives has them."""
+    runs, run = [], 0
+    for hit in reversed(hits):
+        run = min(run + 1, 16) if hit else 0
+        runs.append(run)
+    accepted = np.array(runs[::-1], dtype=np.uint8)
+    if arm == "ngram":
+        is_found = np.array(hits)
+        return ArmOutcomes(
+            accepted,
+            match_tokens=np.where(is_found, 3, 0).astype(np.uint8),
+            max_draft_tokens=np.where(is_found, 32, 0).astype(np.uint8),
+        )
+    confidence = np.where(hits, 0.9, 0.2).astype(np.float32) if with_confidence else None
+    return ArmOutcomes(accepted, confidence=confidence)
+
+
+def drawn_request(number: int, generator: np.random.Generator, *, sure: bool) -> SimulatedRequest:
+    """One request with all arms."""
+    length = int(generator.integers(1, 40))
+    most = length + int(generator.integers(0, 3))
+    acceptance = {
+        arm: outcomes((generator.random(length) < 0.7).tolist(), arm, with_confidence=sure)
+        for arm in ARMS
+    }
+    prompt = int(generator.integers(1, 90))
+    return SimulatedRequest(
+        f"r{number}",
+        float(generator.exponential(0.02)) * number,
+        prompt,
+        length,
+        acceptance,
+        max_output_tokens=most,
+    )
+
+
+def drawn_workload(seed: int, num_requests: int, *, sure: bool = False) -> Workload:
+    """Requests of all lengths, some at the same time."""
+    generator = np.random.default_rng(seed)
+    return Workload.of(
+        "drawn", [drawn_request(number, generator, sure=sure) for number in range(num_requests)]
+    )
+
+
+def finished(
+    workload: Workload,
+    planner: Planner,
+    settings: SimulationSettings = SMALL,
+    times: StepTimes = TIMES,
+) -> Simulation:
+    """The simulation at its end, its books checked on the way."""
+    simulation = Simulation(workload, planner, times, settings)
+    while simulation.has_work:
+        simulation.step()
+        simulation.check_integrity()
+    return simulation
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
+@settings(max_examples=40)
+def test_every_request_gets_its_tokens_whatever_is_planned(
+    seed: int, num_requests: int, sure: bool
+) -> None:
+    """A pool that is too small, chunked prompts and dice for a policy change no token."""
+    workload = drawn_workload(seed, num_requests, sure=sure)
+    planner = _Random(seed)
+    simulation = finished(workload, planner)
+    result = simulation.measurements.result(policy="dice", workload=workload.name)
+    assert result.num_requests == num_requests
+    assert result.output_tokens == sum(request.output_tokens for request in workload)
+    assert sorted(result.times.ids) == sorted(request.id for request in workload)
+    for observation in planner.observations:
+        assert_possible(observation)
+
+
+def assert_possible(observation: Observation) -> None:
+    """What the engine's own observations always are."""
+    rows = zip(
+        observation.view.requests,
+        observation.plan.choices,
+        observation.drafted,
+        observation.proposed,
+        observation.accepted,
+        observation.emitted,
+        strict=True,
+    )
+    for request, choice, drafted, proposed, accepted, emitted in rows:
+        assert accepted <= proposed <= drafted <= choice.num_draft_tokens
+        assert 1 <= emitted <= min(accepted + 1, request.remaining_tokens)
+        assert request.context_tokens > 64 or "sparse_kv:64" not in request.drafters
+    for counts in observation.shadow.values():
+        assert len(counts) == len(observation.view.requests)
+
+
+@pytest.mark.parametrize("policy", ["off", "static:ngram:4", "static:draft_model:3", "goodput"])
+def test_two_simulations_of_the_same_are_the_same(policy: str) -> None:
+    """Noise included: it is drawn by its seed."""
+    workload = drawn_workload(3, 20, sure=True)
+    twice = [
+        simulate(workload, policy, NoisyTimes(TIMES, relative_noise=0.1, seed=5)).to_json()
+        for _ in range(2)
+    ]
+    assert twice[0] == twice[1]
+    assert json.loads(json.dumps(twice[0], allow_nan=False))["output_tokens"] > 0
+
+
+def test_a_lone_request_takes_its_prompt_and_a_step_for_each_further_token() -> None:
+    """Two chunks of prefill, the second of which gives the first token."""
+    request = SimulatedRequest("a", 1.5, 40, 11)
+    result = simulate(Workload.of("one", [request]), "off", TIMES, SMALL)
+    steps = [(24, 0, 0), (16, 0, 0), *((1, 40 + n, 1) for n in range(1, 11))]
+    seconds = [float(COST.verify_seconds(*step)) + 1e-4 for step in steps]
+    assert result.num_steps == 12
+    assert result.times["ttft_seconds"][0] == pytest.approx(sum(seconds[:2]))
+    assert result.times["tpot_seconds"][0] == pytest.approx(sum(seconds[2:]) / 10)
+    assert result.seconds == pytest.approx(1.5 + sum(seconds))
+    assert result.busy_seconds == pytest.approx(sum(seconds))
+
+
+def test_a_static_policy_goes_from_rejection_to_rejection() -> None:
+    """Positions visited follow from the table alone."""
+    hits = [True] * 6 + [False] + [True] * 3 + [False] * 4 + [True] * 6
+    request = SimulatedRequest("a", 0.0, 4, len(hits), {"draft_model": outcomes(hits, "d")})
+    planner = Controller("static:draft_model:4", clock=None)
+    simulation = Simulation(Workload.of("one", [request]), planner, TIMES, SMALL)
+    visited = []
+    while simulation.has_work:
+        observation = simulation.step()
+        if observation.view.requests:
+            visited.append((observation.view.requests[0].generated_tokens, observation.accepted[0]))
+    assert visited == [(1, 4), (6, 0), (7, 3), (11, 0), (12, 0), (13, 0), (14, 4), (19, 0)]
+
+
+def test_what_a_draft_model_lags_by_is_what_it_was_not_fed() -> None:
+    """At first the whole context; then the tokens since it was used, less what it had right."""
+    request = SimulatedRequest("a", 0.0, 9, 30, {"draft_model": outcomes([True] * 30, "d")})
+
+    class Sometimes(_Random):
+        def plan(self, view: BatchView) -> Plan:
+            return Plan.uniform(view, "draft_model", 3 if view.step in (3, 4, 8) else 0)
+
+    planner = Sometimes(0)
+    finished(Workload.of("one", [request]), planner)
+    hints = [o.view.requests[0].hints for o in planner.observations if o.view.requests]
+    lags = [hint["draft_model"].catch_up_tokens for hint in hints if hint]
+    # prompt 9, one token by prefill; used at lag 11; 3 of 4 fed, one of them the last committed
+    assert lags[:8] == [9, 10, 11, 1, 1, 2, 3, 4]
+
+
+def test_plans_that_nobody_recorded_are_refused_by_name() -> None:
+    """Too deep, of an arm that the workload lacks, or that this request lacks."""
+    known = {"draft_model": outcomes([True] * 40, "d")}
+    workload = Workload.of("one", [SimulatedRequest("a", 0.0, 4, 40, known)])
+    with pytest.raises(CounterfactualError, match=r"'a', output position 1: 17 .* goes to 16"):
+        simulate(workload, "static:draft_model:17", TIMES)
+    with pytest.raises(CounterfactualError, match=r"no acceptance for \['ngram'\]"):
+        simulate(workload, "static:ngram:4", TIMES)
+    with pytest.raises(CounterfactualError, match="record the acceptance table with those"):
+        simulate(workload, "off", TIMES, SimulationSettings(drafters=("ngram",)))
+
+
+def test_a_tree_is_answered_for_as_far_as_its_nodes_are_recorded() -> None:
+    """Nodes 0, 2 and 3 are on the path: of the first two nodes one is accepted."""
+    tree = ArmOutcomes(
+        np.full(9, 3, dtype=np.uint8),
+        path=np.full(9, 0b1101, dtype=np.uint32),
+        chain_nodes=np.full(9, 1, dtype=np.uint8),
+        depth=6,
+    )
+    workload = Workload.of("one", [SimulatedRequest("a", 0.0, 4, 9, {"ngram": tree})])
+    for length, nodes in ((2, (0,)), (3, (0, 2)), (6, (0, 2, 3))):
+        simulation = Simulation(
+            workload, Controller(f"static:ngram:{length}", clock=None), TIMES, SMALL
+        )
+        simulation.step()
+        observation = simulation.step()
+        assert observation.accepted_nodes == (nodes,)
+        assert observation.accepted == (len(nodes),)
+    with pytest.raises(CounterfactualError, match="7 draft tokens"):
+        simulate(workload, "static:ngram:7", TIMES)
+
+
+def test_an_oracle_wastes_no_draft_token() -> None:
+    """It sees the table."""
+    workload = drawn_workload(11, 12)
+    result = simulate(workload, "oracle", TIMES)
+    assert result.arms
+    assert result.wasted_draft_tokens == 0
+    tree = ArmOutcomes(
+        np.full(30, 3, dtype=np.uint8),
+        path=np.full(30, 0b1011, dtype=np.uint32),
+        chain_nodes=np.full(30, 2, dtype=np.uint8),
+    )
+    trees = Workload.of("trees", [SimulatedRequest("a", 0.0, 4, 30, {"ngram": tree})])
+    assert simulate(trees, "oracle", TIMES).arms["ngram"].lengths.keys() <= {1, 2}
+
+
+def test_refinement_drops_what_the_drafter_doubts_and_what_was_not_drafted_costs_nothing() -> None:
+    """Confidence 0.2 goes with every wrong token: all that is submitted is accepted."""
+    hits = ([True, True, False] * 14)[:40]
+    known = {"draft_model": outcomes(hits, "d", with_confidence=True)}
+    workload = Workload.of("one", [SimulatedRequest("a", 0.0, 4, 40, known)])
+
+    class Deep(_Random):
+        def plan(self, view: BatchView) -> Plan:
+            return Plan.uniform(view, "draft_model", 8)
+
+    planner = Deep(0)
+    finished(workload, planner)
+    drafting = [o for o in planner.observations if sum(o.drafted)]
+    assert drafting
+    for observation in drafting:
+        assert observation.proposed == observation.accepted
+        assert observation.drafted[0] - observation.proposed[0] in (0, 1)
+        assert observation.confidence is not None
+        assert len(observation.confidence[0]) == observation.drafted[0]
+
+
+def test_shared_beginnings_are_computed_once() -> None:
+    """Mooncake's kind of ids: one stands for many tokens."""
+    contents = np.array([7, 8, 9], dtype=np.int64)
+    requests = [
+        SimulatedRequest(f"r{n}", 10.0 * n, 96, 2, contents=contents, tokens_per_content=32)
+        for n in range(2)
+    ]
+    alone = [SimulatedRequest(f"r{n}", 10.0 * n, 96, 2) for n in range(2)]
+    shared = simulate(Workload.of("shared", requests), "off", TIMES, SMALL)
+    apart = simulate(Workload.of("apart", alone), "off", TIMES, SMALL)
+    assert shared.times["ttft_seconds"][1] < 0.5 * shared.times["ttft_seconds"][0]
+    assert apart.times["ttft_seconds"][1] == pytest.approx(apart.times["ttft_seconds"][0])
+
+
+def test_requests_that_can_never_run_are_counted_and_said() -> None:
+    """The others are decoded."""
+    requests = [SimulatedRequest("big", 0.0, 500, 9), SimulatedRequest("small", 0.0, 5, 9)]
+    result = simulate(Workload.of("two", requests), "off", TIMES, SMALL)
+    alone = simulate(Workload.of("one", requests[1:]), "off", TIMES, SMALL)
+    assert (result.num_refused, result.num_requests) == (1, 1)
+    assert result.seconds == alone.seconds
+    assert simulate(Workload.of("none", requests[:1]), "off", TIMES, SMALL).seconds == 0.0
+    assert "'big' may grow to 509 tokens" in result.refusals[0]
+
+
+def test_limits_count_requests_and_load_factors_move_arrivals() -> None:
+    """At twice the load waiting grows, and no request comes earlier than it arrives."""
+    workload = drawn_workload(5, 40)
+    slo = SLO(ttft_seconds=0.05)
+    calm, busy = (
+        simulate(workload.faster(factor), "off", TIMES, SMALL, slo=slo) for factor in (0.2, 5.0)
+    )
+    assert calm.requests_within_slo > busy.requests_within_slo
+    assert calm.latency("ttft_seconds", 0.5).value < busy.latency("ttft_seconds", 0.5).value
+    assert float(busy.times["ttft_seconds"].min()) > 0.0
+
+
+def test_texts_of_one_and_arrivals_of_another_make_a_workload() -> None:
+    """Texts are repeated where there are fewer; ids stay distinct."""
+    texts, arrivals = drawn_workload(1, 3), drawn_workload(2, 8)
+    both = list(texts.with_arrivals_of(arrivals))
+    assert [r.arrival_seconds for r in both] == [r.arrival_seconds for r in arrivals]
+    assert len({r.id for r in both}) == 8
+    assert both[4].output_tokens == list(texts)[1].output_tokens
+
+
+def test_what_cannot_be_is_refused() -> None:
+    """In one line, before anything is simulated."""
+    with pytest.raises(TraceError, match="sort the requests"):
+        list(Workload("w", (), lambda: [SimulatedRequest("a", t, 1, 1) for t in (2.0, 1.0)]))
+    with pytest.raises(TraceError, match="one value per output token"):
+        SimulatedRequest("a", 0.0, 1, 3, {"ngram": outcomes([True], "d")})
+    with pytest.raises(TraceError, match="at most the depth"):
+        ArmOutcomes(np.array([17], dtype=np.uint8))
+    with pytest.raises(ConfigError, match="load factor"):
+        drawn_workload(0, 1).faster(0.0)
+
+
+def test_a_long_series_has_at_most_so_many_points_and_loses_nothing() -> None:
+    """Points are merged in pairs."""
+    workload = Workload.of("long", [SimulatedRequest("a", 0.0, 4, 3000)])
+    settings = SimulationSettings(kv_tokens=4096)
+    result = simulate(workload, "off", TIMES, settings)
+    assert len(result.series) <= 512
+    assert sum(point.output_tokens for point in result.series) == 3000
+    assert sum(point.steps for point in result.series) == result.num_steps
+
+
+class _Machine:
+    """A machine of straight lines that nobody told the fit."""
+
+    def timing(self, work: StepWork) -> Timing:
+        draft = {family: self._draft(found) for family, found in work.drafts.items()}
+        verify = (
+            3e-3 + 2e-5 * work.draft_tokens + 1e-8 * work.kv_tokens + 4e-5 * work.prefill_tokens
+        )
+        return Timing(draft, verify, 1e-4 + 1e-6 * work.num_requests, 2e-4)
+
+    def _draft(self, work: DraftWork) -> float:
+        rounds, tokens = len(work.requests_by_round), sum(work.requests_by_round)
+        return 7e-4 * rounds + 3e-6 * tokens + 1e-6 * work.catch_up_tokens
+
+
+def test_times_fitted_to_a_run_predict_runs_of_other_policies() -> None:
+    """Dice show every kind of step; predictions of fixed policies are then within 2 %."""
+    planner = _Random(1)
+    finished(drawn_workload(21, 60), planner, times=NoisyTimes(_Machine(), relative_noise=0.05))
+    fitted = FittedTimes(planner.observations)
+    for policy in ("off", "static:draft_model:2", "static:sparse_kv:64:5"):
+        told, true = (
+            simulate(drawn_workload(22, 30), policy, times, SMALL).busy_seconds
+            for times in (fitted, _Machine())
+        )
+        assert told == pytest.approx(true, rel=0.02)
+
+
+def test_a_fit_without_steps_or_without_the_drafter_is_refused() -> None:
+    """A guess would be a wrong number."""
+    with pytest.raises(TraceError, match="0 steps to fit"):
+        FittedTimes([])
+    planner = _Random(1)
+    finished(drawn_workload(2, 6), planner, SMALL.model_copy(update={"drafters": ("ngram",)}))
+    fitted = FittedTimes(planner.observations)
+    with pytest.raises(TraceError, match="no step with drafts of 'draft_model'"):
+        simulate(drawn_workload(2, 6), "static:draft_model:2", fitted, SMALL)

@@ -1,0 +1,320 @@
+"""Facts about traces: they hold what happened bit for bit, and survive whoever writes them."""
+
+import math
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import BatchView, Observation, Plan, Timing
+from sdcontrol.errors import TraceError
+from sdcontrol.estimators.shapes import SHAPES
+from sdcontrol.traces import writer as writer_module
+from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.recorder import Recorder
+from sdcontrol.traces.schema import RecordedStep, RequestRecord, TraceFacts
+from sdcontrol.traces.writer import TraceWriter, add_file
+from tests.trace_support import decode, plain_step, recorded_steps, view_of, write_trace
+
+
+@settings(max_examples=30)
+@given(st.lists(recorded_steps(), max_size=6), st.integers(1, 7))
+def test_steps_come_back_as_they_were_written(
+    steps: list[RecordedStep], steps_per_part: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_trace(Path(folder) / "t", steps, steps_per_part=steps_per_part)
+        trace = Trace(Path(folder) / "t")
+        assert list(trace.steps()) == steps
+        assert trace.num_steps == len(steps)
+        assert trace.is_complete
+
+
+@given(st.floats(), st.floats(allow_subnormal=True))
+@settings(max_examples=30)
+def test_floats_come_back_to_the_last_bit(start: float, verify: float) -> None:
+    step = plain_step(0)
+    timing = Timing({}, verify, -0.0, math.inf)
+    step = replace(step, start_seconds=start, observation=replace(step.observation, timing=timing))
+    with tempfile.TemporaryDirectory() as folder:
+        write_trace(Path(folder) / "t", [step])
+        (back,) = Trace(Path(folder) / "t").steps()
+    pairs = [(start, back.start_seconds), (verify, back.observation.timing.verify_seconds)]
+    pairs.append((-0.0, back.observation.timing.controller_seconds))
+    assert all(struct.pack("d", a) == struct.pack("d", b) for a, b in pairs)
+
+
+def test_requests_come_back_in_order_of_arrival(tmp_path: Path) -> None:
+    records = [
+        RequestRecord("late", 2.0, 5, 7, 0.5, 9, -(2**63), "eos", 0.1, 3.0, (1, 2), ()),
+        RequestRecord("early", 1.0, 5, 7),
+    ]
+    with TraceWriter(tmp_path / "t") as writer:
+        for record in records:
+            writer.add_request(record)
+    assert Trace(tmp_path / "t").requests() == records[::-1]
+
+
+def test_header_says_what_was_run(tmp_path: Path) -> None:
+    facts = TraceFacts(models={"target": SHAPES["llama-3.1-8b"]}, drafters=("ngram",), note="x")
+    with TraceWriter(tmp_path / "t", facts) as writer:
+        writer.describe(facts.model_copy(update={"engine": {"block_size": 16}}))
+    header = Trace(tmp_path / "t").header
+    assert header.models == facts.models
+    assert header.engine == {"block_size": 16}
+    assert "numpy" in header.versions
+
+
+def test_finished_trace_is_plain_parquet(tmp_path: Path) -> None:
+    write_trace(tmp_path / "t", [plain_step(n) for n in range(10)])
+    steps = pq.read_table(tmp_path / "t" / "steps.parquet")
+    assert steps["step"].to_pylist() == list(range(10))
+    assert pq.read_table(tmp_path / "t" / "requests.parquet").num_rows == 3
+    assert sorted(path.name for path in (tmp_path / "t").iterdir()) == [
+        "requests.parquet",
+        "steps.parquet",
+        "trace.json",
+    ]
+
+
+def test_columns_can_be_read_alone(tmp_path: Path) -> None:
+    write_trace(tmp_path / "t", [plain_step(n) for n in range(300)], steps_per_part=100)
+    tables = list(Trace(tmp_path / "t").step_tables(["step"]))
+    assert [value for table in tables for value in table["step"].to_pylist()] == list(range(300))
+
+
+def test_trace_is_never_written_over_another(tmp_path: Path) -> None:
+    write_trace(tmp_path / "t", [])
+    with pytest.raises(TraceError, match="not empty"):
+        TraceWriter(tmp_path / "t")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TraceError, match="no trace can be written"):
+        TraceWriter(tmp_path / "file")
+
+
+def test_observation_that_does_not_fit_its_view_is_refused(tmp_path: Path) -> None:
+    step = plain_step(0)
+    wrong = replace(step, observation=replace(step.observation, emitted=(1,)))
+    with TraceWriter(tmp_path / "t") as writer, pytest.raises(TraceError, match="one per request"):
+        writer.append(wrong)
+
+
+def test_closed_trace_takes_no_more(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "t")
+    writer.close()
+    writer.close()
+    with pytest.raises(TraceError, match="closed"):
+        writer.append(plain_step(0))
+
+
+def test_kept_file_is_part_of_the_trace(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"weights")
+    TraceWriter(tmp_path / "t", keep={"models/m": tmp_path / "model"}).close()
+    (tmp_path / "t" / "table.bin").write_bytes(b"table")
+    add_file(tmp_path / "t", "table.bin", rows=1)
+    assert set(Trace(tmp_path / "t").header.files) == {
+        "models/m",
+        "table.bin",
+        "steps.parquet",
+        "requests.parquet",
+    }
+    for name in ("models/m", "table.bin"):
+        content = (tmp_path / "t" / name).read_bytes()
+        (tmp_path / "t" / name).write_bytes(b"other")
+        with pytest.raises(TraceError, match="damaged"):
+            Trace(tmp_path / "t")
+        (tmp_path / "t" / name).write_bytes(content)
+
+
+# ---- while it is written
+
+
+def test_steps_are_readable_soon_after_they_were_given(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "t", steps_per_part=1000, seconds_per_part=0.05)
+    writer.append(plain_step(0))
+    for _ in range(200):
+        if list((tmp_path / "t" / "parts").glob("*.parquet")):
+            break
+        threading.Event().wait(0.02)
+    trace = Trace(tmp_path / "t")
+    assert [step.observation.view.step for step in trace.steps()] == [0]
+    assert not trace.is_complete
+    assert "not closed" in trace.cut
+    writer.close()
+
+
+def test_writer_never_holds_more_than_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a disk that is slower than the steps come."""
+    whole = writer_module.write_part
+    slow = threading.Event()
+
+    def write(*arguments: object) -> object:
+        slow.wait(0.02)
+        return whole(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(writer_module, "write_part", write)
+    with TraceWriter(tmp_path / "t", steps_per_part=2) as writer:
+        for number in range(100):
+            writer.append(plain_step(number))
+            assert len(writer._steps) <= 4 * 2 + 1
+    assert Trace(tmp_path / "t").num_steps == 100
+
+
+def test_full_disk_ends_the_recording_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(Controller("static:ngram:2"), tmp_path / "t")
+    decode(recorder, 300)
+    monkeypatch.setattr(writer_module, "write_part", _no_space)
+    with capture_logs() as logs:
+        observations = decode(recorder, 1200)
+    assert len(observations) == 1200
+    assert [log["event"] for log in logs] == ["recording_stopped"]
+    with pytest.raises(TraceError, match="no space"):
+        recorder.close()
+    assert Trace(tmp_path / "t").cut
+
+
+def _no_space(*arguments: object) -> None:
+    raise OSError(28, "no space left on device")
+
+
+_ENDLESS = """
+import itertools
+from sdcontrol.core import BatchView, Observation, Plan, Timing
+from sdcontrol.traces.schema import RecordedStep, RequestRecord
+from sdcontrol.traces.writer import TraceWriter
+
+writer = TraceWriter({path!r}, steps_per_part=5)
+for number in itertools.count():
+    view = BatchView(number, (), 0)
+    writer.append(RecordedStep(Observation(view, Plan(()), (), (), (), (), Timing())))
+    writer.add_request(RequestRecord(f"r{{number}}", float(number), 1, 1))
+    if number == 100:
+        print("running", flush=True)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.031, 0.117])
+def test_killed_process_leaves_a_trace_that_is_readable_and_says_so(
+    tmp_path: Path, seconds: float
+) -> None:
+    script = _ENDLESS.format(path=str(tmp_path / "t"))
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        threading.Event().wait(seconds)
+        process.send_signal(signal.SIGKILL)
+    trace = Trace(tmp_path / "t")
+    numbers = [step.observation.view.step for step in trace.steps()]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > 100 - 2 * (4 * 5 + 1)  # what may be waiting, and what is being written
+    assert trace.cut
+    ids = [request.id for request in trace.requests()]
+    assert ids == [f"r{number}" for number in range(len(ids))]
+
+
+# ---- the recorder
+
+
+def test_recorder_answers_as_its_planner_does(tmp_path: Path) -> None:
+    with Recorder(Controller("goodput"), tmp_path / "a") as one:
+        recorded = decode(one, 60)
+    with Recorder(Controller("goodput"), tmp_path / "b") as other:
+        assert decode(other, 60) == recorded
+    assert list(Trace(tmp_path / "a").observations()) == recorded
+
+
+def test_recorder_passes_on_whether_drafts_and_learning_are_wanted(tmp_path: Path) -> None:
+    with Recorder(Controller("off"), tmp_path / "t") as recorder:
+        assert not recorder.drafts
+        assert not recorder.learns
+
+
+def test_requests_are_known_from_views_where_nobody_told(tmp_path: Path) -> None:
+    with Recorder(Controller("off"), tmp_path / "t") as recorder:
+        decode(recorder, 30, batch=2)
+    first = Trace(tmp_path / "t").requests()[0]
+    assert (first.id, first.prompt_tokens) == ("r0", 2000)
+    assert first.finish_reason is None
+
+
+def test_requests_are_timed_from_arrival_to_end(tmp_path: Path) -> None:
+    now = [0.0]
+    with Recorder(Controller("off"), tmp_path / "t", clock=lambda: now[0]) as recorder:
+        now[0] = 1.0
+        recorder.request_arrived("a", prompt=[1, 2, 3], max_new_tokens=9, temperature=0.7, seed=-5)
+        now[0] = 3.5
+        recorder.tokens_emitted("a", (4,), None)
+        now[0] = 5.0
+        recorder.tokens_emitted("a", (5, 6), "eos")
+        recorder.tokens_emitted("unheard of", (5, 6), None)
+    assert Trace(tmp_path / "t").requests() == [
+        RequestRecord("a", 1.0, 3, 3, 0.7, 9, -5, "eos", 2.5, 5.0)
+    ]
+
+
+def test_token_ids_are_kept_only_where_asked_for(tmp_path: Path) -> None:
+    for keep in (False, True):
+        path = tmp_path / str(keep)
+        with Recorder(Controller("off"), path, keep_token_ids=keep) as recorder:
+            recorder.request_arrived("a", prompt=[1, 2], max_new_tokens=9, temperature=0.0, seed=0)
+            recorder.tokens_emitted("a", (4, 5), "length")
+        (record,) = Trace(path).requests()
+        assert record.prompt_ids == ((1, 2) if keep else None)
+        assert record.output_ids == ((4, 5) if keep else None)
+
+
+def test_faults_that_nobody_collected_are_recorded(tmp_path: Path) -> None:
+    ticks = iter(range(1000))
+    controller = Controller("off", plan_budget_seconds=0.5, clock=lambda: float(next(ticks)))
+    with Recorder(controller, tmp_path / "t") as recorder:
+        view = view_of(0)
+        plan = recorder.plan(view)
+        zeros = (0,) * len(view.requests)
+        recorder.observe(Observation(view, plan, zeros, zeros, zeros, zeros, Timing()))
+    (step,) = Trace(tmp_path / "t").steps()
+    assert step.observation.faults == step.plan_faults
+    assert step.plan_faults[0].startswith("plan_stalled")
+
+
+def test_step_is_recorded_though_its_planner_raised(tmp_path: Path) -> None:
+    class Broken:
+        def plan(self, view: BatchView) -> Plan:
+            raise RuntimeError("broken")
+
+        def observe(self, observation: Observation) -> None:
+            raise RuntimeError("broken")
+
+    step = plain_step(0)
+    with Recorder(Broken(), tmp_path / "t") as recorder:  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError):
+            recorder.plan(step.observation.view)
+        with pytest.raises(RuntimeError):
+            recorder.observe(step.observation)
+    (back,) = Trace(tmp_path / "t").steps()
+    assert back.observation == step.observation
+    assert back.planned is None
+
+
+def test_discarded_trace_leaves_nothing(tmp_path: Path) -> None:
+    Recorder(Controller("off"), tmp_path / "t").discard()
+    assert not (tmp_path / "t").exists()
