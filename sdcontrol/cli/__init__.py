@@ -18,11 +18,13 @@ from sdcontrol.cli.ab import add_ab
 from sdcontrol.cli.advise import add_advise
 from sdcontrol.cli.command import Parser, exit_code, logging_to_stderr, message_of, new_parser
 from sdcontrol.cli.generate import add_generate
+from sdcontrol.cli.inspect import add_inspect
 from sdcontrol.cli.profile import add_profile
+from sdcontrol.cli.record import add_record
 
 __all__ = ["main"]
 
-_COMMANDS = (add_ab, add_generate, add_advise, add_profile)
+_COMMANDS = (add_ab, add_generate, add_record, add_inspect, add_advise, add_profile)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

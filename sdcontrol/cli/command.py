@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import NoReturn, TypeAlias
 
 from sdcontrol import __version__
-from sdcontrol.errors import ConfigError, SdcontrolError, UnsupportedGeneration, UnsupportedModel
+from sdcontrol.errors import (
+    ConfigError,
+    CounterfactualError,
+    SdcontrolError,
+    TraceError,
+    UnsupportedGeneration,
+    UnsupportedModel,
+)
 
 __all__ = [
     "Commands",
@@ -23,7 +30,13 @@ __all__ = [
     "new_parser",
 ]
 
-_BAD_REQUESTS = (ConfigError, UnsupportedModel, UnsupportedGeneration)
+_BAD_REQUESTS = (
+    ConfigError,
+    UnsupportedModel,
+    UnsupportedGeneration,
+    TraceError,
+    CounterfactualError,
+)
 
 
 class Parser(argparse.ArgumentParser):

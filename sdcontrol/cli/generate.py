@@ -4,15 +4,25 @@ Knows the options and the order of things; decoding, text and statistics come fr
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from sdcontrol import __version__
 from sdcontrol.cli.command import Commands, Parser, add_command
+from sdcontrol.cli.decoding import (
+    add_models,
+    add_prompts,
+    add_sampling,
+    add_speculation,
+    check_policy,
+    draft_model_of,
+    drafter_names,
+    load_models,
+    sampling_of,
+)
+from sdcontrol.cli.files import check_writable, write_json
 from sdcontrol.cli.progress import Progress, progress
 from sdcontrol.cli.prompts import Prompt, read_prompts
 from sdcontrol.cli.results import InOrder, JsonLinesWriter, TextWriter, Writer
@@ -24,28 +34,26 @@ if TYPE_CHECKING:
 
 __all__ = ["add_generate"]
 
-_BUNDLED = "bundled"
-_NONE = "none"
 _DESCRIPTION = "Continue prompts with a model; speculation makes it faster, not different."
 
 
 def add_generate(commands: Commands) -> None:
     """Make the command known."""
     parser = add_command(commands, "generate", run, _DESCRIPTION)
-    _add_input(parser)
-    _add_model(parser)
-    _add_speculation(parser)
-    _add_sampling(parser)
+    add_prompts(parser)
+    add_models(parser)
+    add_speculation(parser)
+    add_sampling(parser)
     _add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Decode all prompts; 1 where some were refused."""
-    sampling = _sampling(options)
+    sampling = sampling_of(options)
     prompts = read_prompts(options.prompts, options.file, sys.stdin)
     for path in (options.output, options.json):
-        _check_writable(path)
-    _check_policy(options)
+        check_writable(path)
+    check_policy(options)
     with _decoder(options) as decoder, _opened(options.output) as file:
         ordered = InOrder(prompts, _writer(options, file, len(prompts)))
         try:
@@ -61,63 +69,6 @@ def run(options: argparse.Namespace) -> int:
 # ---- options
 
 
-def _add_input(parser: Parser) -> None:
-    group = parser.add_argument_group("prompts")
-    group.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", help='a text to continue; "-" is standard input'
-    )
-    group.add_argument(
-        "--file",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help='PATH.jsonl: a JSON object per line, with "prompt" and perhaps "id" (other keys are '
-        "left alone); any other file is one prompt; may be repeated",
-    )
-
-
-def _add_model(parser: Parser) -> None:
-    group = parser.add_argument_group("models")
-    group.add_argument(
-        "--model", default=_BUNDLED, metavar="NAME", help="folder, hub name or bundled (default)"
-    )
-    group.add_argument(
-        "--draft-model",
-        metavar="NAME",
-        help="folder, hub name, bundled or none; default: bundled with the bundled model, else none",
-    )
-    dtypes = ("auto", "float32", "bfloat16", "float16")
-    group.add_argument("--dtype", default="auto", choices=dtypes, help="auto: as it was saved")
-    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: GPU if any")
-
-
-def _add_speculation(parser: Parser) -> None:
-    group = parser.add_argument_group("speculation")
-    group.add_argument(
-        "--drafter",
-        action="append",
-        metavar="NAME",
-        help="ngram (default), sparse_kv:TOKENS or none; may be repeated",
-    )
-    group.add_argument(
-        "--policy", default="goodput", help="goodput (default), off, static:DRAFTER:TOKENS, ..."
-    )
-    group.add_argument("--verification", default="coupled", choices=("coupled", "rejection"))
-    group.add_argument("--batch-size", type=int, default=16, help="prompts decoded together")
-
-
-def _add_sampling(parser: Parser) -> None:
-    group = parser.add_argument_group("sampling (greedy unless one of these is given)")
-    group.add_argument("--temperature", type=float, metavar="T", help="0: greedy")
-    group.add_argument("--top-k", type=int, metavar="K")
-    group.add_argument("--top-p", type=float, metavar="P")
-    group.add_argument("--seed", type=int, default=0, help="of the first prompt; the next has +1")
-    group.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end with this; repeatable"
-    )
-
-
 def _add_output(parser: Parser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--format", default="text", choices=("text", "jsonl"))
@@ -127,75 +78,14 @@ def _add_output(parser: Parser) -> None:
     )
 
 
-def _sampling(options: argparse.Namespace) -> dict[str, object]:
-    """Options of `generate`; raises `ConfigError` for those that do not go together."""
-    given = {
-        name: value
-        for name in ("temperature", "top_k", "top_p")
-        if (value := getattr(options, name)) is not None
-    }
-    if given.get("temperature") == 0:
-        if len(given) > 1:
-            raise ConfigError("--top-k and --top-p need a --temperature above 0")
-        given = {}
-    _check_range("--temperature", given.get("temperature"), "at least 0", lambda t: t > 0)
-    _check_range("--top-k", given.get("top_k"), "at least 1", lambda k: k >= 1)
-    _check_range("--top-p", given.get("top_p"), "above 0 and at most 1", lambda p: 0 < p <= 1)
-    _check_range("--max-new-tokens", options.max_new_tokens, "at least 1", lambda n: n >= 1)
-    if "" in options.stop:
-        raise ConfigError("--stop '': give at least one character")
-    settings: dict[str, object] = {"max_new_tokens": options.max_new_tokens}
-    settings |= {"do_sample": bool(given), **given}
-    if options.stop:
-        settings["stop_strings"] = options.stop
-    return settings
-
-
-def _check_range(
-    name: str, value: float | None, limit: str, holds: Callable[[float], bool]
-) -> None:
-    if value is not None and not holds(value):
-        raise ConfigError(f"{name} is {value}; give a number that is {limit}")
-
-
-def _check_policy(options: argparse.Namespace) -> None:
-    """Before a model is loaded, which takes time: does everything that was named exist?"""
-    from sdcontrol import policies
-    from sdcontrol.integrations.settings import arms_of, check_policy_drafter
-
-    config = policies.parse(options.policy)
-    arms = arms_of(_drafter_names(options))
-    check_policy_drafter(config, arms if _draft_model(options) == _NONE else [*arms, "draft_model"])
-
-
-def _drafter_names(options: argparse.Namespace) -> list[str]:
-    names = ["ngram"] if options.drafter is None else list(options.drafter)
-    if _NONE in names and len(names) > 1:
-        raise ConfigError("--drafter none stands alone")
-    return [] if names == [_NONE] else names
-
-
-def _draft_model(options: argparse.Namespace) -> str:
-    default = _BUNDLED if options.model == _BUNDLED else _NONE
-    return str(options.draft_model or default)
-
-
 # ---- decoding
 
 
 @contextmanager
 def _decoder(options: argparse.Namespace) -> "Iterator[SpeculativeDecoder]":
-    from sdcontrol.engine.drafters.build import DrafterSpec
-    from sdcontrol.integrations.loading import load_model, load_tokenizer
     from sdcontrol.integrations.transformers import SpeculativeDecoder
 
-    where = {"dtype": options.dtype, "device": options.device}
-    tokenizer = load_tokenizer(options.model)
-    model = load_model(options.model, **where)
-    drafters: list[DrafterSpec] = list(_drafter_names(options))
-    draft_model = _draft_model(options)
-    if draft_model != _NONE:
-        drafters.append(load_model(draft_model, role="draft", **where))
+    model, drafters, tokenizer = load_models(options)
     with SpeculativeDecoder(
         model,
         drafters=drafters,
@@ -246,11 +136,6 @@ def _take(event: "StreamEvent", ordered: InOrder, shown: Progress) -> None:
 # ---- output
 
 
-def _check_writable(path: str | None) -> None:
-    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
-        raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
-
-
 @contextmanager
 def _opened(path: str | None) -> Iterator[TextIO]:
     if path is None:
@@ -279,12 +164,11 @@ def _report(options: argparse.Namespace, stats: "EngineStats", ordered: InOrder)
         result = {
             "version": __version__,
             "model": options.model,
-            "draft_model": _draft_model(options),
-            "drafters": _drafter_names(options),
+            "draft_model": draft_model_of(options),
+            "drafters": drafter_names(options),
             "policy": options.policy,
             "verification": options.verification,
             "requests": [result.record() for result in ordered.results],
             "statistics": summary_record(stats),
         }
-        text = json.dumps(result, ensure_ascii=False, indent=2)
-        Path(options.json).write_text(text + "\n", "utf-8")
+        write_json(options.json, result)

@@ -4,17 +4,21 @@ Knows nothing of models beyond bytes per token.
 """
 
 import os
+from collections.abc import Callable, Mapping
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from sdcontrol.engine.backends import BackendName
 from sdcontrol.errors import ConfigError
 from sdcontrol.scheduling.blocks import BlockPool
 from sdcontrol.scheduling.scheduler import Scheduler
 
-__all__ = ["EngineConfig", "num_cache_blocks"]
+__all__ = ["EngineConfig", "FreeBytes", "cache_blocks", "free_bytes_of", "num_cache_blocks"]
 
-_MOST_TOKENS_BY_DEFAULT = 1 << 18
+FreeBytes = Callable[[torch.device], int]
+
+_MOST_TOKENS_ON_CPU = 1 << 18  # by default
 
 
 class EngineConfig(BaseModel):
@@ -34,6 +38,11 @@ class EngineConfig(BaseModel):
     prefix_sharing: bool = Field(True, description="share the blocks of common prompt beginnings")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="draft tokens per request and step")
 
+    attention_backend: BackendName = Field(
+        "auto", description="triton, torch, or auto: triton on CUDA where it takes the model"
+    )
+    cuda_graphs: bool = Field(True, description="on CUDA, capture decoding forwards in graphs")
+
     def scheduler(self, pool: BlockPool) -> Scheduler:
         """A scheduler with these settings over `pool`."""
         return Scheduler(
@@ -48,19 +57,62 @@ def num_cache_blocks(config: EngineConfig, bytes_per_token: int, device: torch.d
 
     Raises `ConfigError` where not even one block fits.
     """
+    return cache_blocks(config, {"model": bytes_per_token}, device)
+
+
+def cache_blocks(
+    config: EngineConfig,
+    bytes_per_token: Mapping[str, int],
+    device: torch.device,
+    free_bytes: FreeBytes | None = None,
+) -> int:
+    """Blocks of the pool that all models share, the null block included.
+
+    `bytes_per_token` is what one token takes in each model's cache, the target's first. Raises
+    `ConfigError` where not even one block fits, or, on a device that has to give all of it at
+    once, fewer tokens than `kv_tokens`.
+    """
+    num_bytes = max(sum(bytes_per_token.values()), 1)
     wanted = config.kv_tokens
-    if wanted is None:
-        fits = int(_free_bytes(device) * config.memory_fraction) // max(bytes_per_token, 1)
-        wanted = min(fits, _MOST_TOKENS_BY_DEFAULT)
+    is_lazy = device.type == "cpu"  # there memory is taken when it is first written
+    if wanted is None or not is_lazy:
+        free = (free_bytes or free_bytes_of)(device)
+        if wanted is None:
+            wanted = int(free * config.memory_fraction) // num_bytes
+            wanted = min(wanted, _MOST_TOKENS_ON_CPU) if is_lazy else wanted
+            _check_room(config, bytes_per_token, free, wanted)
+        elif wanted * num_bytes > free:
+            raise ConfigError(_refusal(bytes_per_token, free, f"{wanted} tokens are asked for"))
     if wanted < config.block_size:
         raise ConfigError(
-            f"the KV cache would hold {wanted} tokens at {bytes_per_token} bytes each, less than "
+            f"the KV cache would hold {wanted} tokens at {num_bytes} bytes each, less than "
             f"one block of {config.block_size}; raise kv_tokens or memory_fraction"
         )
     return -(-wanted // config.block_size) + 1
 
 
-def _free_bytes(device: torch.device) -> int:
+def _check_room(
+    config: EngineConfig, bytes_per_token: Mapping[str, int], free: int, tokens: int
+) -> None:
+    if len(bytes_per_token) > 1 and tokens < config.block_size:
+        share = f"memory_fraction {config.memory_fraction} of that holds {tokens} tokens"
+        raise ConfigError(_refusal(bytes_per_token, free, share))
+
+
+def _refusal(bytes_per_token: Mapping[str, int], free: int, asked: str) -> str:
+    """What does not fit, with the numbers; the models beside the target may be left out."""
+    each = ", ".join(f"{name} {size}" for name, size in bytes_per_token.items())
+    others = [name for name in bytes_per_token][1:]
+    remedy = f"leave out {' or '.join(others)}, or lower" if others else "lower"
+    return (
+        f"the KV cache does not fit: bytes per token {each}; {free} bytes are free; {asked}; "
+        f"{remedy} kv_tokens"
+    )
+
+
+def free_bytes_of(device: torch.device) -> int:
+    """Bytes that a cache could take on `device` now; on CUDA, torch's own unused ones included."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

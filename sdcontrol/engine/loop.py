@@ -23,7 +23,6 @@ from sdcontrol.engine.events import Events
 from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.intake import Intake
-from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.request import FinishReason, Request, TokenEvent
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
@@ -63,7 +62,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.planner = PlannerGuard(planner)
         self.verifier = verifier_of(verification)
-        self.runner = ModelRunner(self.model, TorchAttention())
+        self.runner = ModelRunner(self.model, self.config.attention_backend)
         trees = self.verifier.supports_trees
         built = build_drafters(drafters, allow_trees=trees)
         self._host = self._host_of(built)
@@ -81,7 +80,7 @@ class Engine:
             position_limit=max_positions(self.model),
             vocab_size=self.runner.vocab_size,
         )
-        self.stats = EngineStats()
+        self.stats = EngineStats(graphs=self._host.graph_stats)
         self._events = Events(planner)
         self._ended: list[Request] = []  # with the last step
         self._is_closed = False

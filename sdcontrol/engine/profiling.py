@@ -20,7 +20,6 @@ import torch
 from transformers import PreTrainedModel
 
 from sdcontrol.engine.config import EngineConfig, num_cache_blocks
-from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.errors import ConfigError
@@ -116,7 +115,7 @@ def step_shapes(
 
     Raises `ConfigError` where none does.
     """
-    runner = ModelRunner(model, TorchAttention())
+    runner = ModelRunner(model)
     slots = num_cache_blocks(EngineConfig(), runner.bytes_per_token, runner.device) * _BLOCK_SIZE
     positions = int(
         getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 1 << 62
@@ -153,7 +152,7 @@ def measure_steps(
     counted in any case.
     """
     ends = time.perf_counter() + most_seconds
-    runner = ModelRunner(model, TorchAttention())
+    runner = ModelRunner(model)
     blocks = max(shape.num_slots for shape in shapes) // _BLOCK_SIZE + 1
     runner.allocate(blocks, _BLOCK_SIZE)
     _fill(runner)

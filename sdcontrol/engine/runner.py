@@ -6,6 +6,7 @@ Knows models and caches; nothing of requests, drafts, policies or sampling.
 import inspect
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +22,7 @@ from sdcontrol.engine.attention import (
     paged_attention,
     probing,
 )
+from sdcontrol.engine.backends import BackendName, backend_of, cache_class_of
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch, Segment, pack
 from sdcontrol.errors import ConfigError, UnsupportedModel
@@ -57,12 +59,26 @@ def unwrap(model: object) -> PreTrainedModel:
     return model
 
 
-class ModelRunner:
-    """One model, one cache, one forward at a time."""
+class Graphs(Protocol):
+    """Forwards that were captured before."""
 
-    def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
+    def forward(
+        self, segments: Sequence[Segment], queries: QuerySink | None
+    ) -> tuple[Tensor, list[int]] | None:
+        """See `ModelRunner.forward`; None where this one is to be computed without a graph."""
+        ...
+
+
+class ModelRunner:
+    """One model, one cache, one forward at a time.
+
+    `backend` is the name of one, or the backend itself: see `backend_of`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, backend: AttentionBackend | BackendName = "auto"
+    ) -> None:
         self.model = model
-        self._backend = backend
         self._configs = attention_configs(model)
         self._lock = _LOCKS.setdefault(model, threading.RLock())
         _check_model(model)
@@ -71,7 +87,9 @@ class ModelRunner:
         probed, self.vocab_size = self._probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
+        self.backend = backend_of(backend, self.layers, self.device)
         self.cache: KVCache | None = None
+        self.graphs: Graphs | None = None
         # Inference mode is cheaper, but what a model computes and keeps (growing rope) would stay
         # an inference tensor in the user's hands.
         keeps_state = max_positions(model) is not None
@@ -89,26 +107,40 @@ class ModelRunner:
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the cache."""
-        self.cache = KVCache(
+        self.cache = cache_class_of(self.backend)(
             self.layers, num_blocks=num_blocks, block_size=block_size, device=self.device
         )
 
     def release(self) -> None:
         """Drop the cache; the model stays as it was found."""
-        self.cache = None
+        self.cache = self.graphs = None
 
     def forward(
         self, segments: Sequence[Segment], queries: QuerySink | None = None
     ) -> tuple[Tensor, list[int]]:
-        """Logits `[kept, vocab]` of the wanted rows, and each segment's first row among them."""
+        """Logits `[kept, vocab]` of the wanted rows, and each segment's first row among them.
+
+        The logits are good until the next forward: a captured one writes to the same memory.
+        """
+        if self.graphs is not None:
+            replayed = self.graphs.forward(segments, queries)
+            if replayed is not None:
+                return replayed
         cache = self.cache
         assert cache is not None
         batch = pack(segments, cache.block_size, self.device)
         if queries is not None:
             queries.arrange(batch.order)
-        call = ForwardCall(self._backend, cache, batch, self._layer_of, queries)
+        return self.compute(batch, self.backend, queries), batch.first_row
+
+    def compute(
+        self, batch: PackedBatch, backend: AttentionBackend, queries: QuerySink | None = None
+    ) -> Tensor:
+        """Logits `[kept, vocab]` of a packed batch, with this attention."""
+        assert self.cache is not None
+        call = ForwardCall(backend, self.cache, batch, self._layer_of, queries)
         with self._lock, self._mode(), paged_attention(self._configs, call):
-            return self._logits(batch), batch.first_row
+            return self._logits(batch)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy tokens between slots of the cache."""

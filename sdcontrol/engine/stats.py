@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sdcontrol.core import Observation
 from sdcontrol.engine.history import RequestHistory, RequestLog
 
-__all__ = ["DrafterStats", "EngineStats"]
+__all__ = ["DrafterStats", "EngineStats", "GraphStats"]
 
 
 @dataclass(slots=True)
@@ -33,6 +33,17 @@ class DrafterStats:
 
 
 @dataclass(slots=True)
+class GraphStats:
+    """CUDA graphs of all models of an engine; all zero where none are used."""
+
+    captured: int = 0
+    replayed: int = 0
+    eager: dict[str, int] = field(default_factory=dict)  # forwards without a graph, by reason
+    capture_seconds: float = 0.0
+    reserved_bytes: int = 0  # device memory that captures took
+
+
+@dataclass(slots=True)
 class EngineStats:
     """Sums over the steps of an engine."""
 
@@ -45,6 +56,7 @@ class EngineStats:
     seconds: dict[str, float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     shadows: dict[str, DrafterStats] = field(default_factory=dict)  # free drafters, while unused
+    graphs: GraphStats = field(default_factory=GraphStats)
     history: RequestLog = field(default_factory=RequestLog)
 
     @property

@@ -57,7 +57,8 @@ class Probing:
                 self._measured.add(family_of(drafter))
                 if drafter != probed:
                     self._confirmed[drafter] = 0
-        if 0.0 < seconds < _LONGEST_SECONDS:
+        is_decode = bool(observation.view.requests) and not observation.view.prefill_tokens
+        if is_decode and 0.0 < seconds < _LONGEST_SECONDS:  # a prompt's time is no measure
             self._earn(seconds)
         if probed is not None:
             measured = timing.draft_seconds.get(family_of(probed), 0.0)

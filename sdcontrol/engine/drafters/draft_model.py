@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from sdcontrol.core import Hint
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
 from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter, draft_in_rounds
-from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
@@ -44,7 +43,7 @@ class DraftModelDrafter(ModelDrafter):
 
     def attach(self, host: DraftHost) -> None:
         """Join an engine on the same device, with a vocabulary that differs in padding only."""
-        runner = ModelRunner(self._model, TorchAttention())
+        runner = ModelRunner(self._model, host.config.attention_backend)
         ours, theirs = runner.vocab_size, host.target.vocab_size
         if min(ours, theirs) < _LEAST_SHARED_VOCABULARY * max(ours, theirs):
             raise ConfigError(
@@ -60,7 +59,7 @@ class DraftModelDrafter(ModelDrafter):
         self._vocab_size = theirs
         self._position_limit = max_positions(self._model)
         self._host = host
-        host.runners.append(runner)
+        host.runners[self.name] = runner
 
     def start(self, request: DraftRequest) -> None:
         """Note whether our model knows every token of the prompt."""

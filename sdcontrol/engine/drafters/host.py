@@ -13,12 +13,14 @@ from torch import Tensor
 
 from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.batch import Moves, Piece
-from sdcontrol.engine.config import EngineConfig, num_cache_blocks
+from sdcontrol.engine.config import EngineConfig, cache_blocks
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask, KeepDrafting
+from sdcontrol.engine.graphs import attach_graphs
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.sampling import Row, draft_sample
+from sdcontrol.engine.stats import GraphStats
 from sdcontrol.scheduling.blocks import BlockPool
 
 __all__ = ["DraftHost", "ModelDrafter", "draft_in_rounds", "request_of"]
@@ -53,14 +55,17 @@ class DraftHost:
     target: ModelRunner
     config: EngineConfig
     verification: str
-    runners: list[ModelRunner] = field(default_factory=list)  # the drafters' own
+    runners: dict[str, ModelRunner] = field(default_factory=dict)  # the drafters' own, by name
+    graph_stats: GraphStats = field(default_factory=GraphStats)
     pool: BlockPool | None = None
     scorer: "Scorer | None" = None
 
     @property
-    def bytes_per_token(self) -> int:
-        """KV bytes that one token takes in all caches together."""
-        return sum(runner.bytes_per_token for runner in (self.target, *self.runners))
+    def bytes_per_token(self) -> dict[str, int]:
+        """KV bytes that one token takes in each cache."""
+        drafters = {f"drafter {name!r}": runner for name, runner in self.runners.items()}
+        runners = {"target": self.target, **drafters}
+        return {name: runner.bytes_per_token for name, runner in runners.items()}
 
     @property
     def blocks(self) -> BlockPool:
@@ -69,15 +74,19 @@ class DraftHost:
         return self.pool
 
     def allocate(self) -> BlockPool:
-        """Size the pool for everybody who attached, and make every cache."""
+        """Size the pool for everybody who attached, and make every cache.
+
+        Raises `ConfigError`, with the numbers, where they do not fit the memory together.
+        """
         config = self.config
         self.pool = BlockPool(
-            num_cache_blocks(config, self.bytes_per_token, self.target.device),
+            cache_blocks(config, self.bytes_per_token, self.target.device),
             config.block_size,
             prefix_sharing=config.prefix_sharing,
         )
-        for runner in (self.target, *self.runners):
+        for runner in (self.target, *self.runners.values()):
             runner.allocate(self.pool.num_blocks, config.block_size)
+            attach_graphs(runner, config, self.graph_stats)
         return self.pool
 
     def query_sink(self, pieces: Sequence[Piece]) -> QuerySink | None:
@@ -102,7 +111,7 @@ class DraftHost:
 
     def release(self) -> None:
         """Drop every cache."""
-        for runner in (self.target, *self.runners):
+        for runner in (self.target, *self.runners.values()):
             runner.release()
 
 

@@ -22,8 +22,10 @@ from sdcontrol.errors import UnsupportedModel
 __all__ = [
     "Tile",
     "TritonAttention",
+    "balanced_split_keys",
     "choose_splits",
     "choose_tile",
+    "gpu_of",
     "paged_attention",
     "workspace_elements",
 ]
@@ -223,7 +225,7 @@ class TritonAttention:
         self, shape: LayerShape, cache: KVCache, batch: PackedBatch, device: torch.device
     ) -> _Prepared:
         segments = [segment for group in batch.groups for segment in group.members]
-        capability, num_sms = _gpu(device)
+        capability, num_sms = gpu_of(device)
         longest = max(len(segment.tokens) for segment in segments)
         tile = choose_tile(shape, longest, capability=capability)
         tables = segment_tables(
@@ -246,7 +248,7 @@ def balanced_split_keys(segments: Sequence[Segment], kv_heads: int, num_sms: int
     return max(keys // (_PROGRAMS_PER_SM * num_sms), MIN_SPLIT_KEYS)
 
 
-def _gpu(device: torch.device) -> tuple[int, int]:
+def gpu_of(device: torch.device) -> tuple[int, int]:
     """Compute capability times ten, and the number of SMs; the interpreter passes for a small one."""
     if device.type != "cuda":
         return 90, 1
