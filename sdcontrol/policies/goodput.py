@@ -4,7 +4,6 @@ Knows no engine and no estimator: survival and cost come with the belief. How th
 found is in `maximise`; this file says what is asked for, and when.
 """
 
-import math
 from typing import Literal
 
 from pydantic import Field
@@ -14,11 +13,10 @@ from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
 from sdcontrol.policies.problem import Answer, Problem
-from sdcontrol.policies.reading import read, read_drafted, to_choices
+from sdcontrol.policies.reading import read, read_drafted, to_choices, without_prefill
 
 __all__ = ["Goodput", "GoodputConfig"]
 
-_MEMORY = 0.95  # of the running tokens per second, per step
 _MEMORY_BOUND, _COMPUTE_BOUND = 0.25, 0.75  # a further token's price in average tokens
 
 
@@ -36,7 +34,7 @@ class GoodputConfig(PolicyConfig):
 
 
 class Goodput(Policy):
-    """Maximises gain / step; beside a prefill chunk, gain - (running tokens per second) * step.
+    """Maximises gain / step; beside a prefill chunk, gain - (tokens per second without it) * step.
 
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
     time. A catch-up is spread over at most `catch_up_horizon_tokens`.
@@ -50,15 +48,13 @@ class Goodput(Policy):
     ) -> None:
         self.catch_up_horizon_tokens = catch_up_horizon_tokens
         self.probing = Probing(probe_share, probe_tokens)
-        self._tokens = 0.0
-        self._seconds = 0.0
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The plan of most expected tokens per second, and now and then a probe."""
         problem = read(view, belief, self.catch_up_horizon_tokens) if view.requests else None
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
-        answer = maximise(problem, self._rate(view, problem))
+        answer = maximise(problem, _rate(view, belief, problem))
         plan = Plan(to_choices(problem, answer), _reason(problem, answer))
         return self.probing.probe(view, plan, problem, answer)
 
@@ -74,7 +70,7 @@ class Goodput(Policy):
         problem = read_drafted(view, plan, drafted, belief)
         if problem is None:
             return plan
-        length = maximise(problem, self._rate(view, problem)).length.tolist()
+        length = maximise(problem, _rate(view, belief, problem)).length.tolist()
         if all(n == c.num_draft_tokens for n, c in zip(length, plan.choices, strict=True)):
             return plan
         choices = tuple(
@@ -84,20 +80,21 @@ class Goodput(Policy):
         return Plan(choices, plan.reason)
 
     def update(self, observation: Observation) -> None:
-        """Keep the running tokens per second, and what probes may cost."""
+        """Keep what probes may cost."""
         self.probing.update(observation)
-        seconds = observation.timing.total_seconds
-        if math.isfinite(seconds) and seconds > 0.0:
-            self._tokens = _MEMORY * self._tokens + sum(observation.emitted)
-            self._seconds = _MEMORY * self._seconds + seconds
 
-    def _rate(self, view: BatchView, problem: Problem) -> float | None:
-        """The given price of a second beside a prefill chunk; None elsewhere: find the best."""
-        if not view.prefill_tokens:
-            return None
-        if self._seconds > 0.0:
-            return self._tokens / self._seconds
-        return problem.batch / float(problem.verify[0])
+
+def _rate(view: BatchView, belief: Belief, problem: Problem) -> float | None:
+    """The price of a second beside a prefill chunk; None elsewhere: find the best.
+
+    A prompt takes the same time whatever is drafted, so a second saved is a second of decoding: it
+    is worth what the best plan of the same requests brings without the chunk. The step's own ratio
+    would find almost any draft worth its time; running tokens over all seconds, prefill's own
+    included, would price time too low.
+    """
+    if not view.prefill_tokens:
+        return None
+    return maximise(without_prefill(problem, view, belief.cost)).rate
 
 
 def _reason(problem: Problem, answer: Answer) -> str:

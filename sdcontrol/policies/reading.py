@@ -4,7 +4,7 @@ Knows names, hints and limits; nothing of how the best plan is found.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,7 @@ from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, fa
 from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
-__all__ = ["read", "read_drafted", "to_choices"]
+__all__ = ["read", "read_drafted", "to_choices", "without_prefill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,15 @@ def read_drafted(
     return Problem(
         layout.arms, gain, limit, layout.family, verify, rounds, reads, np.zeros(limit.shape), done
     )
+
+
+def without_prefill(problem: Problem, view: BatchView, cost: Cost) -> Problem:
+    """The same step without the prompt tokens beside it."""
+    alone = replace(view, prefill_tokens=0)
+    difference = _verify(view, cost, 0)[0] - _verify(alone, cost, 0)[0]
+    verify = _verify(alone, cost, len(problem.verify) - 1)
+    spent = max(float(problem.verify[0]) - difference - float(verify[0]), 0.0)  # on drafting
+    return replace(problem, verify=verify + spent)
 
 
 def to_choices(problem: Problem, answer: Answer) -> tuple[Choice, ...]:
