@@ -1,7 +1,10 @@
 """The average acceptance of each drafter arm, by bucket of hint and position.
 
-Knows nothing of single requests: weighted counts in, odds out. A rate is a ratio of counts, shrunk
-from the position to its bucket and from there to the prior.
+Knows nothing of single requests: weighted counts in, odds out. A rate is a ratio of counts: the first
+position's is shrunk to its bucket's and from there to the prior, every other's to that of the one
+before it. So positions that were never tested are believed to go on as the last tested ones do:
+where a draft that was right for three tokens is hardly ever wrong at the fourth, longer ones are
+tried.
 """
 
 from collections.abc import Mapping
@@ -100,8 +103,10 @@ def shrink(tested: FloatArray, accepted: FloatArray, prior: FloatArray, odds: Fl
         accepted[j] *= fade
         hits += accepted[j]
         expected += tested[j] * prior[j]
+    believed = min(hits / expected * prior[0], 1.0)
     for j in range(len(tested)):
-        believed = _SHRINK_TOKENS * min(hits / expected * prior[j], 1.0)
-        rate = (accepted[j] + believed) / (tested[j] + _SHRINK_TOKENS)
+        rate = (accepted[j] + _SHRINK_TOKENS * believed) / (tested[j] + _SHRINK_TOKENS)
         rate = min(max(rate, _LEAST_RATE), 1.0 - _LEAST_RATE)
         odds[j] = rate / (1.0 - rate)
+        if j + 1 < len(tested):
+            believed = min(rate * prior[j + 1] / prior[j], 1.0)
