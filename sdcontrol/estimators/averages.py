@@ -76,7 +76,7 @@ class ArmAverages:
 
     def _append(self, acceptance: float) -> None:
         blank = np.zeros((1, NUM_BUCKETS, self._depth))
-        prior = np.repeat(prior_rates(acceptance)[None, :, None], self._depth, axis=2)
+        prior = prior_rates(acceptance, self._depth)[None]
         self.tested = np.concatenate([self.tested, blank])
         self.accepted = np.concatenate([self.accepted, blank])
         self.prior = np.concatenate([self.prior, prior])

@@ -17,7 +17,8 @@ IntArray = NDArray[np.int64]
 
 # bucket 0: nothing is known; then one bucket per match length; then one per confidence
 _MATCH_UP_TO = (1, 2, 3, 5, 8, 13, 23)
-_MATCH_PRIORS = (0.3, 0.4, 0.5, 0.6, 0.68, 0.74, 0.8, 0.85)
+# What chains over recorded edits, maths and agent turns came to at their first token (docs/log.md).
+_MATCH_PRIORS = (0.35, 0.53, 0.6, 0.69, 0.78, 0.84, 0.9, 0.94)
 _CONFIDENCE_BUCKETS = 8
 _FIRST_CONFIDENCE = 1 + len(_MATCH_PRIORS)
 NUM_BUCKETS = _FIRST_CONFIDENCE + _CONFIDENCE_BUCKETS
@@ -41,7 +42,19 @@ def buckets_of(match_tokens: IntArray, confidence: FloatArray) -> IntArray:
     return buckets
 
 
-def prior_rates(acceptance: float) -> FloatArray:
-    """Acceptance per token before anything was observed, `[NUM_BUCKETS]`."""
-    centres = (np.arange(_CONFIDENCE_BUCKETS) + 0.5) / _CONFIDENCE_BUCKETS
-    return np.concatenate([[acceptance], _MATCH_PRIORS, centres])
+def prior_rates(acceptance: float, depth: int) -> FloatArray:
+    """P(token j is accepted | the ones before it are) before anything was observed.
+
+    `[NUM_BUCKETS, depth]`. Every accepted token lengthens a match by one: after j of them a match of
+    m tokens is as good as one of m + j.
+    """
+    rates = np.empty((NUM_BUCKETS, depth))
+    rates[0] = acceptance
+    for bucket, least in enumerate((1, *(longest + 1 for longest in _MATCH_UP_TO[:-1])), start=1):
+        lengths = np.minimum(least + np.arange(depth), _LONG_MATCH)
+        rates[bucket] = np.array(_MATCH_PRIORS)[_MATCH_BUCKETS[lengths] - 1]
+    rates[_FIRST_CONFIDENCE - 1] = _MATCH_PRIORS[-1]
+    rates[_FIRST_CONFIDENCE:] = ((np.arange(_CONFIDENCE_BUCKETS) + 0.5) / _CONFIDENCE_BUCKETS)[
+        :, None
+    ]
+    return rates
