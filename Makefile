@@ -65,6 +65,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint constraints.txt --editable '.[dev,learned,traces]'
+	@echo "==> setup: compiling the planner (once; about half a minute)"
+	@$(BIN)/python -c 'import sdcontrol.controller, sdcontrol.policies.goodput'
 	@touch $@
 	@echo "==> setup: done, with $$($(BIN)/python --version) and torch $$($(BIN)/python -c \
 	    'from importlib.metadata import version; print(version("torch"))')"

@@ -9,6 +9,7 @@ COMMANDS = (
     ("benchmarks.ngram", "--json", "benchmarks/results/ngram.json"),
     ("benchmarks.divergence",),
     ("benchmarks.policies",),
+    ("benchmarks.simulated_regret",),
     ("benchmarks.regret",),
     ("benchmarks.replay", "--json"),
     ("benchmarks.fidelity", "--json"),

@@ -60,7 +60,7 @@ def summarise(
         comparisons=comparisons,
         drift=drift_of(experiment, blocks),
         texts=texts,
-        verdict=_verdict(comparisons, arms, texts),
+        verdict=_verdict(comparisons, arms, texts, experiment.reference),
         notes=_notes(experiment, arms, kept),
         stopping=Stopping(
             num_blocks=kept,
@@ -189,10 +189,41 @@ def _texts(blocks: Sequence[BlockRecord]) -> TextCheck:
     )
 
 
-def _verdict(comparisons: Sequence[Comparison], arms: Sequence[ArmResult], texts: TextCheck) -> str:
+def _verdict(
+    comparisons: Sequence[Comparison],
+    arms: Sequence[ArmResult],
+    texts: TextCheck,
+    reference: str,
+) -> str:
     said = [comparison.sentence for comparison in comparisons] or ["Nothing was compared yet."]
+    said = [*_headline(comparisons, arms, reference), *said]
     said += [f"{arm.name} failed: {arm.failed}." for arm in arms if arm.failed]
     return " ".join([*said, *([_text_sentence(texts)] if texts.num_compared else [])])
+
+
+def _headline(
+    comparisons: Sequence[Comparison], arms: Sequence[ArmResult], reference: str
+) -> list[str]:
+    """What became of the adaptive arm, where there is one: against the baseline and the others."""
+    adaptive = [arm.name for arm in arms if arm.is_adaptive]
+    speeds = {
+        c.baseline: c
+        for c in comparisons
+        if [c.arm] == adaptive and c.metric == "tokens_per_second"
+    }
+    if reference not in speeds or len(speeds) < 2:
+        return []
+    first = speeds.pop(reference)
+    hardest = min(speeds.values(), key=lambda comparison: comparison.ratio.value)
+    return [
+        f"{first.arm} ran at {_times(first)} the speed of {reference} and at {_times(hardest)} "
+        f"that of {hardest.baseline}, the fastest of the other settings."
+    ]
+
+
+def _times(comparison: Comparison) -> str:
+    ratio = comparison.ratio
+    return f"{ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def _text_sentence(texts: TextCheck) -> str:
