@@ -20,6 +20,8 @@ from sdcontrol.engine.bundled import KINDS, held_out_prompts, load_bundled, load
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.request import Request
+from sdcontrol.integrations.acceptance import add_acceptance_table
 from sdcontrol.integrations.recording import facts_of_run
 from sdcontrol.policies.learned_model import save, train
 from sdcontrol.traces import bundled
@@ -42,6 +44,7 @@ class _Run:
     requests_per_kind: int = 1
     max_new_tokens: int = 24
     keep_token_ids: bool = False
+    has_acceptance_table: bool = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _runs(output: Path, scratch: Path) -> Iterator[_Run]:
-    mixed = _Run("mixed", "goodput", requests_per_kind=3, max_new_tokens=80, keep_token_ids=True)
+    mixed = _Run(
+        "mixed",
+        "goodput",
+        requests_per_kind=3,
+        max_new_tokens=80,
+        keep_token_ids=True,
+        has_acceptance_table=True,
+    )
     yield mixed
     yield _Run("off", "off")
     yield _Run("static", "static:draft_model:3")
@@ -81,12 +91,14 @@ def _record(run: _Run, path: Path) -> ReplayReport:
     with Recorder(controller, path, keep_token_ids=run.keep_token_ids) as recorder:
         engine = Engine(target, drafters=drafters, planner=recorder, config=config)
         recorder.describe(facts_of_run(engine, drafters))
-        _decode(engine, run)
+        requests = _decode(engine, run)
         engine.close()
+    if run.has_acceptance_table:
+        add_acceptance_table(path, target, drafters, requests, config=config)
     return replay_exactly(path)
 
 
-def _decode(engine: Engine, run: _Run) -> None:
+def _decode(engine: Engine, run: _Run) -> list[Request]:
     """Requests of every kind, one after another; half of them sampled."""
     tokenizer = load_bundled_tokenizer()
     waiting = [
@@ -96,18 +108,21 @@ def _decode(engine: Engine, run: _Run) -> None:
         for prompt in held_out_prompts(kind, 1, seed=place)
     ][::-1]
     num_steps = num_submitted = 0
+    submitted: list[Request] = []
     while waiting or engine.has_work:
         if waiting and num_steps >= num_submitted * _STEPS_BETWEEN_ARRIVALS:
-            engine.submit(
+            name = engine.submit(
                 waiting.pop(),
                 seed=num_submitted,
                 do_sample=num_submitted % 2 == 1,
                 max_new_tokens=run.max_new_tokens,
             )
+            submitted.append(engine.requests[name])
             num_submitted += 1
         engine.step()
         engine.take_events()
         num_steps += 1
+    return submitted
 
 
 if __name__ == "__main__":

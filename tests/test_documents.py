@@ -15,34 +15,38 @@ ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[[list[str], Path], str]
 
 BLOCK = re.compile(
-    r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+    r"(?P<marker>^<!-- not run: (?P<reason>[^>]+) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>\w+)(?: (?P<file>[\w./-]+))?\n"
+    r"(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
 )
 SHELLS = {"console", "sh", "bash", "shell"}
 HISTORY = {"CHANGELOG.md", "log.md"}  # may name what is gone
 GETS_THE_REPOSITORY = ("git clone ", "cd ")
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+RUN = ["README.md", "CONTRIBUTING.md", *PAGES]
 
 
-def blocks(document: str, languages: set[str]) -> list[tuple[int, str]]:
-    """Line and text of every code block of `document` in one of `languages`."""
+def blocks(document: str) -> list[re.Match[str]]:
+    """Every code block of `document` that is to be run or written."""
     text = (ROOT / document).read_text("utf-8")
-    return [
-        (text.count("\n", 0, match.start("text")), dedent(match["text"]))
-        for match in BLOCK.finditer(text)
-        if match["language"] in languages
-    ]
+    return [match for match in BLOCK.finditer(text) if not match["marker"]]
 
 
 def program_of(document: str) -> str:
     """Its python blocks, from top to bottom, each on the lines where the document has it."""
     program = ""
-    for line, text in blocks(document, {"python"}):
-        program += "\n" * (line - program.count("\n")) + text
+    for match in blocks(document):
+        if match["language"] == "python":
+            line = match.string.count("\n", 0, match.start("text"))
+            program += "\n" * (line - program.count("\n")) + dedent(match["text"])
     return program
 
 
-def commands() -> list[str]:
-    """Every command of the README."""
-    return [line for _, block in blocks("README.md", SHELLS) for line in commands_of(block)]
+def commands(document: str) -> list[str]:
+    """Every command of `document`."""
+    shown = [match for match in blocks(document) if match["language"] in SHELLS]
+    return [line for match in shown for line in commands_of(dedent(match["text"]))]
 
 
 def commands_of(block: str) -> list[str]:
@@ -62,25 +66,51 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_the_python_of_a_document_runs_as_printed(run: Run, desk: Path, document: str) -> None:
-    """Its blocks are one program, whose line numbers are the document's."""
+@pytest.mark.parametrize("document", [name for name in RUN if blocks(name)])
+def test_what_a_document_shows_runs_as_printed(run: Run, desk: Path, document: str) -> None:
+    """Files are written, python blocks run as one program, then the commands.
+
+    `make` is asked what it would do: .ci/run runs the README's own make commands.
+    """
+    for match in blocks(document):
+        if match["file"]:
+            (desk / match["file"]).write_text(dedent(match["text"]), "utf-8")
     program = program_of(document)
-    assert program.strip(), f"{document} has no python block"
-    script = desk / "blocks_of_document.py"
-    script.write_text(program, "utf-8")
-    run([sys.executable, script.name], desk)
-
-
-def test_the_readme_commands_run_as_printed(run: Run, desk: Path) -> None:
-    """`make` is asked what it would do: .ci/run runs the README's own make commands."""
-    given = commands()
-    assert {"make demo", "make test"} <= set(given)
-    for command in given:
+    if program.strip():
+        script = desk / "blocks_of_document.py"
+        script.write_text(program, "utf-8")
+        run([sys.executable, script.name], desk)
+    for command in commands(document):
         if command.startswith("make "):
             run(["make", "--dry-run", *command.split()[1:]], ROOT)
         elif not command.startswith(GETS_THE_REPOSITORY):
             run(["bash", "-euc", command], desk)
+
+
+def test_the_documents_show_what_they_are_for() -> None:
+    """The README how to try it and use it, the others how to do it."""
+    assert {"make demo", "make test"} <= set(commands("README.md"))
+    shown = {name for name in RUN if program_of(name).strip() or commands(name)}
+    tasks = {name for name in RUN if name.startswith("docs/how-to/")}
+    assert shown >= {"README.md", "CONTRIBUTING.md", "docs/tutorial.md", *tasks}
+
+
+def test_what_is_not_run_says_why_and_is_rare() -> None:
+    texts = [(ROOT / name).read_text("utf-8") for name in RUN]
+    skipped = [
+        match["reason"] for text in texts for match in BLOCK.finditer(text) if match["marker"]
+    ]
+    assert all(len(reason.split()) > 2 for reason in skipped)
+    assert len(skipped) == sum(text.count("<!-- not run") for text in texts)
+    assert len(skipped) <= 6
+
+
+def test_the_reference_is_what_its_script_makes(run: Run, tmp_path: Path) -> None:
+    """The committed pages, all of them and no others."""
+    run([sys.executable, str(ROOT / "docs" / "make_reference.py"), str(tmp_path)], ROOT)
+    made = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "reference").iterdir()}
+    assert kept == made, "run: python docs/make_reference.py"
 
 
 def test_a_command_goes_on_after_a_backslash_and_ends_at_a_comment() -> None:
@@ -96,7 +126,7 @@ def test_documents_link_to_what_exists() -> None:
 
 
 def test_documents_name_files_that_exist() -> None:
-    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         named = re.findall(r"`((?:sdcontrol|tests|benchmarks)/[\w/]+\.\w+)`", document.read_text())
         missing = [path for path in named if not (ROOT / path).exists()]
         assert document.name in HISTORY or not missing, f"{document.name} names {missing}"

@@ -21,10 +21,21 @@ from sdcontrol.cli.generate import add_generate
 from sdcontrol.cli.inspect import add_inspect
 from sdcontrol.cli.profile import add_profile
 from sdcontrol.cli.record import add_record
+from sdcontrol.cli.replay import add_replay
+from sdcontrol.cli.train import add_train
 
 __all__ = ["main"]
 
-_COMMANDS = (add_ab, add_generate, add_record, add_inspect, add_advise, add_profile)
+_COMMANDS = (
+    add_ab,
+    add_generate,
+    add_record,
+    add_replay,
+    add_inspect,
+    add_train,
+    add_advise,
+    add_profile,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

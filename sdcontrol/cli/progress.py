@@ -1,4 +1,4 @@
-"""Progress on a terminal. Knows counts of prompts and tokens."""
+"""Progress on a terminal. Knows counts of prompts, or other units, and of tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ class Progress:
     """Shows nothing."""
 
     def advance(self, num_tokens: int, *, has_ended: bool) -> None:
-        """So many tokens more, and perhaps a prompt has ended."""
+        """So many tokens more, and perhaps a unit has ended."""
 
 
 @contextmanager
-def progress(num_prompts: int, *, is_shown: bool) -> Iterator[Progress]:
-    """Progress over so many prompts, on standard error; or none."""
+def progress(total: int, *, is_shown: bool, unit: str = "prompts") -> Iterator[Progress]:
+    """Progress over `total` units, on standard error; or none."""
     if not is_shown:
         yield Progress()
         return
@@ -30,17 +30,17 @@ def progress(num_prompts: int, *, is_shown: bool) -> Iterator[Progress]:
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("prompts, {task.fields[tokens]} tokens,"),
+        TextColumn(unit + ", {task.fields[tokens]} tokens,"),
         TimeElapsedColumn(),
     )
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield _Shown(bar, num_prompts)
+        yield _Shown(bar, total)
 
 
 class _Shown(Progress):
-    def __init__(self, bar: "Bar", num_prompts: int) -> None:
+    def __init__(self, bar: "Bar", total: int) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=num_prompts, tokens=0)
+        self._task = bar.add_task("", total=total, tokens=0)
         self._tokens = 0
 
     def advance(self, num_tokens: int, *, has_ended: bool) -> None:

@@ -73,6 +73,14 @@ class QuerySink(Protocol):
         """Take the packed queries `[heads, tokens, key_dim]` of one layer."""
         ...
 
+    def slots(self, num_tokens: int) -> list[int]:
+        """Where each packed token's query goes, segments in their own order; padding included."""
+        ...
+
+    def at(self, slots: Tensor) -> "QuerySink":
+        """A sink into the slots `[tokens]` that stand in this tensor when it stores."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardCall:

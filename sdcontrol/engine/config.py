@@ -82,7 +82,8 @@ def cache_blocks(
             wanted = min(wanted, _MOST_TOKENS_ON_CPU) if is_lazy else wanted
             _check_room(config, bytes_per_token, free, wanted)
         elif wanted * num_bytes > free:
-            raise ConfigError(_refusal(bytes_per_token, free, f"{wanted} tokens are asked for"))
+            asked = f"{wanted} tokens are asked for"
+            raise ConfigError(_refusal(bytes_per_token, free, asked, "lower kv_tokens"))
     if wanted < config.block_size:
         raise ConfigError(
             f"the KV cache would hold {wanted} tokens at {num_bytes} bytes each, less than "
@@ -96,17 +97,17 @@ def _check_room(
 ) -> None:
     if len(bytes_per_token) > 1 and tokens < config.block_size:
         share = f"memory_fraction {config.memory_fraction} of that holds {tokens} tokens"
-        raise ConfigError(_refusal(bytes_per_token, free, share))
+        raise ConfigError(_refusal(bytes_per_token, free, share, "raise memory_fraction"))
 
 
-def _refusal(bytes_per_token: Mapping[str, int], free: int, asked: str) -> str:
+def _refusal(bytes_per_token: Mapping[str, int], free: int, asked: str, remedy: str) -> str:
     """What does not fit, with the numbers; the models beside the target may be left out."""
     each = ", ".join(f"{name} {size}" for name, size in bytes_per_token.items())
-    others = [name for name in bytes_per_token][1:]
-    remedy = f"leave out {' or '.join(others)}, or lower" if others else "lower"
+    others = " and ".join(list(bytes_per_token)[1:])
+    or_leave_out = f", or leave out {others}" if others else ""
     return (
         f"the KV cache does not fit: bytes per token {each}; {free} bytes are free; {asked}; "
-        f"{remedy} kv_tokens"
+        f"{remedy}{or_leave_out}"
     )
 
 

@@ -12,12 +12,13 @@ from typing import Self
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sdcontrol.core import BatchView, Observation, Plan, Planner
+from sdcontrol.engine.backends import device_scope
 from sdcontrol.engine.batch import Batch
-from sdcontrol.engine.clock import StepClock
+from sdcontrol.engine.clock import StepClock, marks_of
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.drafters.base import Drafter
+from sdcontrol.engine.device_step import verify_of
 from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
-from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
+from sdcontrol.engine.drafters.host import DraftHost
 from sdcontrol.engine.drafting import Drafting, Drafts
 from sdcontrol.engine.events import Events
 from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
@@ -63,10 +64,12 @@ class Engine:
         self.planner = PlannerGuard(planner)
         self.verifier = verifier_of(verification)
         self.runner = ModelRunner(self.model, self.config.attention_backend)
+        self._verify_rows = verify_of(self.verifier, has_kernels=self.runner.has_kernels)
         trees = self.verifier.supports_trees
         built = build_drafters(drafters, allow_trees=trees)
-        self._host = self._host_of(built)
-        self.pool = self._host.allocate()
+        is_rejection = isinstance(self.verifier, RejectionVerifier)
+        self._host = DraftHost(self.runner, self.config, "rejection" if is_rejection else "coupled")
+        self.pool = self._host.allocate(built)
         self.scheduler = self.config.scheduler(self.pool)
         self.drafting = Drafting(
             built,
@@ -85,15 +88,6 @@ class Engine:
         self._ended: list[Request] = []  # with the last step
         self._is_closed = False
         self._free_kv_tokens = 0
-
-    def _host_of(self, drafters: Sequence[Drafter]) -> DraftHost:
-        """What drafters with a model attach to."""
-        is_rejection = isinstance(self.verifier, RejectionVerifier)
-        host = DraftHost(self.runner, self.config, "rejection" if is_rejection else "coupled")
-        for drafter in drafters:
-            if isinstance(drafter, ModelDrafter):
-                drafter.attach(host)
-        return host
 
     def submit(
         self,
@@ -160,6 +154,11 @@ class Engine:
         return bool(self._intake.live)
 
     @property
+    def token_edges(self) -> tuple[int, ...]:
+        """The numbers of tokens that decoding forwards are padded to; none without CUDA graphs."""
+        return self.runner.graphs.token_edges if self.runner.graphs is not None else ()
+
+    @property
     def requests(self) -> Mapping[str, Request]:
         """The live requests, by id."""
         return self._intake.live
@@ -191,8 +190,12 @@ class Engine:
     def step(self) -> Observation:
         """Decode one step; an empty observation where there is nothing to do."""
         self._check_open()
+        with device_scope(self.runner.device):
+            return self._step()
+
+    def _step(self) -> Observation:
         self._ended = []
-        clock = StepClock()
+        clock = StepClock(marks_of(self.runner.device))
         self._take_inbox()
         batch = Batch(self._next_batch(), self._intake.live)
         offered = None if self.planner.never_drafts else self.drafting
@@ -258,7 +261,7 @@ class Engine:
         segments = batch.segments(self.config.block_size)
         logits, first_rows = self.runner.forward(segments, self._host.query_sink(batch.pieces))
         tasks = batch.tasks(first_rows)
-        return self.verifier.verify(logits, tasks) if tasks else []
+        return self._verify_rows(logits, tasks) if tasks else []
 
     def _shadow(
         self, batch: Batch, plan: Plan, verdicts: Sequence[Verdict]

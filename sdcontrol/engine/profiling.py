@@ -20,8 +20,10 @@ import torch
 from transformers import PreTrainedModel
 
 from sdcontrol.engine.config import EngineConfig, num_cache_blocks
+from sdcontrol.engine.graphs import attach_graphs
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.runner import ModelRunner
+from sdcontrol.engine.stats import GraphStats
 from sdcontrol.errors import ConfigError
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
 
 _BLOCK_SIZE = 16
 _TRIES = 5
+_MOST_DRAFT_TOKENS = 64  # longer steps are prefill, without graphs
 _KV_SPREAD = 0.05  # of keys and values made up; nothing depends on it
 
 
@@ -155,6 +158,7 @@ def measure_steps(
     runner = ModelRunner(model)
     blocks = max(shape.num_slots for shape in shapes) // _BLOCK_SIZE + 1
     runner.allocate(blocks, _BLOCK_SIZE)
+    attach_graphs(runner, _config_for(shapes), GraphStats())  # captured in the first round
     _fill(runner)
     order = random.Random(seed)
     seconds: dict[StepShape, list[float]] = {shape: [] for shape in shapes}
@@ -170,6 +174,16 @@ def measure_steps(
     finally:
         runner.release()
     return [StepMeasurement(shape, statistics.median(took)) for shape, took in seconds.items()]
+
+
+def _config_for(shapes: Sequence[StepShape]) -> EngineConfig:
+    """An engine that would decode these, so that its graphs are those that are measured."""
+    most_tokens = max(shape.tokens_per_request for shape in shapes)
+    return EngineConfig(
+        block_size=_BLOCK_SIZE,
+        max_batch_size=max(shape.batch_size for shape in shapes),
+        max_draft_tokens=min(max(most_tokens - 1, 1), _MOST_DRAFT_TOKENS),
+    )
 
 
 def _forward_seconds(runner: ModelRunner, shape: StepShape) -> float:

@@ -22,7 +22,7 @@ from sdcontrol.engine.attention import (
     paged_attention,
     probing,
 )
-from sdcontrol.engine.backends import BackendName, backend_of, cache_class_of
+from sdcontrol.engine.backends import BackendName, TritonKVCache, backend_of, cache_class_of
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch, Segment, pack
 from sdcontrol.errors import ConfigError, UnsupportedModel
@@ -62,6 +62,11 @@ def unwrap(model: object) -> PreTrainedModel:
 class Graphs(Protocol):
     """Forwards that were captured before."""
 
+    @property
+    def token_edges(self) -> tuple[int, ...]:
+        """The numbers of tokens that forwards are padded to, ascending."""
+        ...
+
     def forward(
         self, segments: Sequence[Segment], queries: QuerySink | None
     ) -> tuple[Tensor, list[int]] | None:
@@ -99,6 +104,11 @@ class ModelRunner:
     def device(self) -> torch.device:
         """Where the model computes."""
         return self.model.device
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether Triton's kernels run beside this model."""
+        return cache_class_of(self.backend) is TritonKVCache
 
     @property
     def bytes_per_token(self) -> int:

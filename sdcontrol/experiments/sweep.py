@@ -4,16 +4,15 @@ Live comparisons are run in turn, since they would disturb each other's times. K
 folders; nothing of what a comparison is.
 """
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.config import Experiment
+from sdcontrol.experiments.parallel import Pool
 from sdcontrol.experiments.results import Results
 from sdcontrol.experiments.run import run_experiment
 from sdcontrol.experiments.store import RunFolder
@@ -46,8 +45,9 @@ def run_apart(
         (experiment.resolved(), str(output / experiment.name), resume, overwrite)
         for experiment in experiments
     ]
-    paths = _on_ray(jobs) if on_ray else _on_cores(jobs, workers)
-    return [Results.load(Path(path)) for path in paths]
+    pool = Pool(os.cpu_count() or 1, "local") if on_ray else Pool(workers)
+    paths = dict(pool.run(run_job, jobs))
+    return [Results.load(Path(paths[place])) for place in range(len(jobs))]
 
 
 def run_job(job: Job) -> str:
@@ -59,21 +59,3 @@ def run_job(job: Job) -> str:
     folder = RunFolder(Path(path), experiment, resume=resume, overwrite=overwrite)
     run_experiment(experiment, TraceRunner(experiment), folder)
     return str(folder.results_path)
-
-
-def _on_cores(jobs: Sequence[Job], workers: int) -> list[str]:
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(run_job, jobs))
-
-
-def _on_ray(jobs: Sequence[Job]) -> list[str]:
-    try:
-        ray = importlib.import_module("ray")
-    except ImportError as error:
-        raise ConfigError(
-            "--ray needs Ray, which is not installed; pip install 'sdcontrol[ray]'"
-        ) from error
-    ray.init(ignore_reinit_error=True)
-    remote: Callable[[Job], object] = ray.remote(run_job).remote
-    found: list[str] = ray.get([remote(job) for job in jobs])
-    return found

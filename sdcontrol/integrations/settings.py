@@ -14,6 +14,7 @@ from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.errors import ConfigError, UnknownName
+from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.policies import Policy, PolicyConfig, parse
 
 __all__ = ["PolicyLike", "arms_of", "check_policy_drafter", "engine_config", "planner_of"]
@@ -22,13 +23,19 @@ PolicyLike = str | Mapping[str, object] | PolicyConfig | Policy | Planner
 """A name, a mapping with `kind`, a config, a policy, or any planner."""
 
 
-def planner_of(policy: PolicyLike) -> Planner:
-    """The planner itself, or a controller with this policy; raises `UnknownName`, `ConfigError`."""
+def planner_of(policy: PolicyLike, token_edges: Sequence[int] = ()) -> Planner:
+    """The planner itself, or a controller with this policy; raises `UnknownName`, `ConfigError`.
+
+    `token_edges` are the engine's: our cost model is told, a planner of one's own has its own.
+    """
     if isinstance(policy, (str, Mapping, PolicyConfig)):
-        return Controller(policy=parse(policy))
-    if isinstance(policy, Policy):
-        return Controller(policy=policy)
-    return policy
+        policy = parse(policy)
+    elif not isinstance(policy, Policy):
+        return policy
+    controller = Controller(policy=policy)
+    if not (token_edges and controller.learns):
+        return controller
+    return Controller(policy=policy, cost=OnlineCost(token_edges=token_edges))
 
 
 def arms_of(drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]") -> list[str]:

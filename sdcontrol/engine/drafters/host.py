@@ -73,11 +73,15 @@ class DraftHost:
         assert self.pool is not None
         return self.pool
 
-    def allocate(self) -> BlockPool:
-        """Size the pool for everybody who attached, and make every cache.
+    def allocate(self, drafters: Sequence[Drafter]) -> BlockPool:
+        """Attach drafters with a model, size the pool for all, and make every cache.
 
-        Raises `ConfigError`, with the numbers, where they do not fit the memory together.
+        Raises `ConfigError` for a drafter that cannot take part, and, with the numbers, where the
+        caches do not fit the memory together.
         """
+        for drafter in drafters:
+            if isinstance(drafter, ModelDrafter):
+                drafter.attach(self)
         config = self.config
         self.pool = BlockPool(
             cache_blocks(config, self.bytes_per_token, self.target.device),

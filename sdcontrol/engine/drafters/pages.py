@@ -9,6 +9,7 @@ Knows blocks, keys and queries; nothing of drafts or budgets.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class PageScorer:
     """Queries of the latest tokens of each request, summaries of full pages, and choices of pages.
 
     ring of a request   | page w: scored with | tokens since, drafts | ...
+    store               | ring of row 0 | ring of row 1 | ... | one slot for padding |
     """
 
     def __init__(self, host: DraftHost) -> None:
@@ -135,10 +137,10 @@ class PageScorer:
         return self._rows[request.id]
 
     def _store(self) -> Tensor:
-        """`[layers, heads, rows * ring, dim]`."""
+        """`[layers, heads, rows * ring + 1, dim]`."""
         if self._queries is None:
             runner = self._host.target
-            rows = self._host.config.max_batch_size * self._ring
+            rows = self._host.config.max_batch_size * self._ring + 1
             shape = (self._num_layers, self._num_heads, rows, self._dim)
             self._queries = torch.zeros(shape, dtype=runner.layers[0].dtype, device=runner.device)
         return self._queries
@@ -168,6 +170,30 @@ class _Sink:
         self._from = torch.tensor(sources, dtype=torch.int64, device=self._store.device)
         self._to = torch.tensor(targets, dtype=torch.int64, device=self._store.device)
 
+    def slots(self, num_tokens: int) -> list[int]:
+        """See `QuerySink`; the last slot of the store is for padding."""
+        slots = list(chain.from_iterable(self._targets))
+        return slots + [self._store.shape[2] - 1] * (num_tokens - len(slots))
+
+    def at(self, slots: Tensor) -> "_FixedSink":
+        """See `QuerySink`."""
+        return _FixedSink(self._store, slots)
+
     def store(self, layer: int, query: Tensor) -> None:
         """Keep the packed queries `[heads, tokens, key_dim]` of one layer."""
         self._store[layer].index_copy_(1, self._to, query.index_select(1, self._from))
+
+
+class _FixedSink(_Sink):
+    """Takes packed tokens one to one, to slots that are read on the device."""
+
+    def __init__(self, store: Tensor, slots: Tensor) -> None:
+        super().__init__(store, (), 0)
+        self._to = slots
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Nothing to learn."""
+
+    def store(self, layer: int, query: Tensor) -> None:
+        """Keep the packed queries `[heads, tokens, key_dim]` of one layer."""
+        self._store[layer].index_copy_(1, self._to, query)

@@ -1,0 +1,1 @@
+"""The engine on a GPU, part by part: `python -m benchmarks.gpu`."""

@@ -1,0 +1,162 @@
+"""The engine on a GPU, part by part: `python -m benchmarks.gpu`.
+
+    python -m benchmarks.gpu --part 0                    correctness, first
+    python -m benchmarks.gpu --part 1 [--resume]         one part, at most 8 minutes
+    python -m benchmarks.gpu --resume                    all parts, what is not measured yet
+
+Without a GPU every part runs at a small scale on the CPU, in about half a minute in all, and what
+is missing is said. Each cell is written as soon as it is there, so that a run may end at any time.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from benchmarks.gpu import (
+    against_transformers,
+    attention,
+    correctness,
+    host,
+    magicdec,
+    plain,
+    promise,
+    verification,
+)
+from benchmarks.gpu.bench import Bench, Budget
+from benchmarks.gpu.figures import Result
+from benchmarks.gpu.part import Cell, Part
+from benchmarks.gpu.report import Report, missing, verdict
+from benchmarks.gpu.scale import FULL, SMALL
+from benchmarks.measuring import RESULTS
+
+__all__ = ["PARTS", "main", "run_part"]
+
+_SMALL_FOLDER = Path("runs/gpu-small")
+PARTS: tuple[Part, ...] = tuple(
+    module.PART
+    for module in (
+        correctness,
+        plain,
+        verification,
+        attention,
+        against_transformers,
+        magicdec,
+        promise,
+        host,
+    )
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; 1 where a cell failed."""
+    options = _parser().parse_args(arguments)
+    transformers.utils.logging.disable_progress_bar()
+    has_gpu = torch.cuda.is_available() and not options.cpu
+    device = torch.device("cuda" if has_gpu else "cpu")
+    bench = Bench(FULL if has_gpu else SMALL, device)
+    name = torch.cuda.get_device_name() if has_gpu else "cpu-small-scale"
+    report = Report(options.folder or (RESULTS if has_gpu else _SMALL_FOLDER), name, PARTS)
+    _say_where(bench, name)
+    wanted = [part for part in PARTS if options.part is None or part.number == options.part]
+    for part in wanted:
+        if not options.resume:
+            report.forget(part.number)
+        run_part(part, bench, report, seconds=60.0 * options.minutes)
+    print("\n".join(missing(report.results, PARTS)))
+    print(f"written to {report.path} and {report.path.with_suffix('.md').name}")
+    numbers = {part.number for part in wanted}
+    return int(any("failed" in r for r in report.results if r["part"] in numbers))
+
+
+def run_part(part: Part, bench: Bench, report: Report, *, seconds: float) -> None:
+    """Measure the cells that are not done, as long as another one like the longest still fits."""
+    bench.budget = Budget(seconds)
+    print(f"part {part.number}: {part.title} ({bench.scale.name})", flush=True)
+    longest = 0.0
+    try:
+        todo = [cell for cell in part.cells(bench) if not report.is_done(part.number, cell.name)]
+        for index, cell in enumerate(todo):
+            if bench.budget.left < longest:
+                print(f"  {len(todo) - index} cells left for --resume: the part's time is over")
+                break
+            before = bench.budget.spent
+            result = _measure(part, cell, bench)
+            longest = max(longest, bench.budget.spent - before)
+            report.add(result)
+            _print(result)
+    finally:
+        bench.release()
+
+
+def _measure(part: Part, cell: Cell, bench: Bench) -> Result:
+    result: Result = {"part": part.number, "name": cell.name, "scale": bench.scale.name}
+    if cell.skip:
+        return {**result, "skipped": cell.skip}
+    started = time.perf_counter()
+    found, failure = None, ""
+    try:
+        found = cell.measure()
+    except Exception as error:  # one cell's failure must not cost the others
+        failure = f"{type(error).__name__}: {error}".splitlines()[0]
+    if found is None:
+        bench.release()  # an engine that broke off in the middle of a step is of no use
+        return {**result, "failed": failure}
+    result["figures"] = [figure.to_dict() for figure in found.figures]
+    result["facts"] = dict(found.facts)
+    rates = bench.rates
+    result["ceilings"] = {
+        "bytes_per_second": round(rates.bytes_per_second),
+        "flops_per_second": round(rates.flops_per_second),
+    }
+    result["seconds"] = round(time.perf_counter() - started, 1)
+    return result
+
+
+def _print(result: Result) -> None:
+    print(f"  {result['name']}", flush=True)
+    for outcome in ("skipped", "failed"):
+        if outcome in result:
+            print(f"    {outcome}: {result[outcome]}", flush=True)
+    figures = result.get("figures", [])
+    assert isinstance(figures, list)
+    for figure in figures:
+        number = f"{figure['value']:.4g} {figure['unit']}".rstrip()
+        print(
+            f"    {figure['name']:<48} {number:<14} {verdict(result, figure)}".rstrip(), flush=True
+        )
+
+
+def _say_where(bench: Bench, name: str) -> None:
+    rates = bench.rates
+    print(
+        f"{name}: {bench.scale.name}; copies {rates.bytes_per_second / 1e9:.0f} GB/s, multiplies "
+        f"{rates.flops_per_second / 1e12:.3g} TFLOP/s in {bench.scale.dtype}, "
+        f"{bench.free_bytes / 1e9:.1f} GB usable",
+        flush=True,
+    )
+
+
+def _minutes(text: str) -> float:
+    if not 0.0 < (minutes := float(text)) <= 60.0:
+        raise argparse.ArgumentTypeError(f"{text} minutes; give a number between 0 and 60")
+    return minutes
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--part", type=int, choices=[part.number for part in PARTS])
+    parser.add_argument("--resume", action="store_true", help="keep the cells that are written")
+    parser.add_argument("--minutes", type=_minutes, default=8.0, help="per part (default: 8)")
+    parser.add_argument("--cpu", action="store_true", help="small scale though a GPU is there")
+    parser.add_argument("--folder", type=Path, help=f"default: {RESULTS}, or {_SMALL_FOLDER}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Part 0, before any time is taken: attention against float64, texts against `generate`.
+
+Texts are compared in float32 on a small model, where two ways of adding up hardly ever differ.
+"""
+
+import random
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.figures import CellFigures, Figure
+from benchmarks.gpu.models import random_llama
+from benchmarks.gpu.part import Cell, Part
+from sdcontrol.controller import Controller
+from sdcontrol.engine.backends import backend_of, cache_class_of
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.kv_cache import KVCache, LayerShape
+from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.packing import PageTable, Segment, ancestors, pack
+from sdcontrol.estimators.shapes import ModelShape
+
+__all__ = ["PART", "exact_attention"]
+
+_PAGE = 16
+_TEXT_SHAPE = ModelShape(
+    "text", 2, 256, 4, 2, 64, 512, 3200, weight_bytes=4.0, head_bytes=4.0, kv_bytes=4.0
+)
+_ARMS = ("off", "static:ngram:4", "static:sparse_kv:64:4", "static:draft_model:4", "goodput")
+
+
+def cells(bench: Bench) -> list[Cell]:
+    """Attention in the model's type and in float32; every drafter's text; graphs."""
+    dtypes = dict.fromkeys((bench.dtype, torch.float32))
+    found = [Cell(f"attention, {_name(d)}", partial(_attention, bench, d)) for d in dtypes]
+    found.append(Cell("texts against generate", partial(_texts, bench)))
+    skip = None if bench.is_cuda else "graphs are CUDA's"
+    found.append(Cell("graphs against eager", partial(_graphs, bench), skip))
+    return found
+
+
+PART = Part(0, "correctness", cells, ("the Triton kernels on a device, and graphs against eager",))
+
+
+def exact_attention(
+    query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float
+) -> Tensor:
+    """One segment in float64 `[tokens, heads, dim]`; `keys` `[kv_heads, slots, dim]` of a layer."""
+    length, total = len(segment.tokens), segment.start + len(segment.tokens)
+    slots = (segment.table.blocks[:, None] * _PAGE + np.arange(_PAGE)).reshape(-1)[:total]
+    index = torch.from_numpy(slots).to(keys.device)
+    group = query.shape[0] // keys.shape[0]
+    k, v = (t[:, index].double().repeat_interleave(group, dim=0) for t in (keys, values))
+    seen = np.ones((length, total), dtype=bool)
+    if segment.parents is None:
+        seen[:, segment.start :] = np.tril(np.ones((length, length), dtype=bool))
+    else:
+        seen[:, segment.start :] = False
+        seen[:, segment.start] = True
+        seen[1:, segment.start + 1 :] = ancestors(segment.parents)
+    scores = query.double() @ k.transpose(1, 2) * scale
+    scores.masked_fill_(~torch.from_numpy(seen).to(keys.device), float("-inf"))
+    return (scores.softmax(dim=-1) @ v).transpose(0, 1)
+
+
+def _attention(bench: Bench, dtype: torch.dtype) -> CellFigures:
+    """Drafts of 1 to 16 tokens, trees and a chunk of a prompt, over pages out of order."""
+    shape, contexts = bench.scale.target, (3, 70, 511, 130, 1000)
+    layer = LayerShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim, dtype)
+    backend = backend_of("auto", [layer], bench.device)
+    cache: KVCache = cache_class_of(backend)(
+        [layer], num_blocks=256, block_size=_PAGE, device=bench.device
+    )
+    generator = torch.Generator(bench.device).manual_seed(0)
+    for tensor in (cache.keys[0], cache.values[0]):
+        tensor.normal_(generator=generator)
+    batch = pack(_segments(contexts), _PAGE, bench.device)
+    segments = [member for group in batch.groups for member in group.members]
+    tokens = batch.input_ids.shape[1]
+    query = torch.empty(tokens, layer.num_heads, layer.key_dim, dtype=dtype, device=bench.device)
+    query = query.normal_(generator=generator).transpose(0, 1)
+    scale = layer.key_dim**-0.5
+    out = backend.attend(0, query, cache, batch, scale)
+    parts = query.split([len(segment.tokens) for segment in segments], dim=1)
+    exact = torch.cat(
+        [
+            exact_attention(part, cache.keys[0], cache.values[0], segment, scale)
+            for part, segment in zip(parts, segments, strict=True)
+        ]
+    )
+    error = float((out.double() - exact).abs().max() / exact.abs().max())
+    most = max(2 * torch.finfo(dtype).eps, 1e-5)
+    facts = {"backend": type(backend).__name__}
+    return CellFigures((Figure("largest error", error, "", most, is_ceiling=True),), facts)
+
+
+def _segments(contexts: tuple[int, ...]) -> list[Segment]:
+    rng = np.random.default_rng(0)
+    lengths = (1, 7, 16, 9, 100)
+    pages = iter(rng.permutation(np.arange(1, 256)))
+    segments = []
+    for index, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
+        count = -(-(context + length) // _PAGE)
+        table = PageTable(np.array([next(pages) for _ in range(count)], dtype=np.int64))
+        is_tree = index == 3
+        parents = tuple(int(rng.integers(-1, node)) for node in range(length - 1))
+        segments.append(
+            Segment([1] * length, context, table, [0] * length, 1, parents if is_tree else None)
+        )
+    return segments
+
+
+def _texts(bench: Bench) -> CellFigures:
+    """Every arm, all requests at once, against one `generate` per request."""
+    model, prompts = _model(bench), _prompts()
+    expected = [_generate(model, prompt, bench.scale.text_tokens) for prompt in prompts]
+    figures = []
+    for arm in _ARMS:
+        texts = _decode(bench, model, prompts, arm)
+        differing = sum(text != other for text, other in zip(texts, expected, strict=True))
+        figures.append(Figure(f"{arm}: texts that differ", differing, "", 0, is_ceiling=True))
+    return CellFigures(tuple(figures), {"compared": len(prompts)})
+
+
+def _graphs(bench: Bench) -> CellFigures:
+    model, prompts = _model(bench), _prompts()
+    figures = []
+    for arm in _ARMS:
+        texts = _decode(bench, model, prompts, arm)
+        eager = _decode(bench, model, prompts, arm, cuda_graphs=False)
+        differing = sum(text != other for text, other in zip(texts, eager, strict=True))
+        figures.append(Figure(f"{arm}: texts that differ", differing, "", 0, is_ceiling=True))
+    return CellFigures(tuple(figures))
+
+
+def _decode(
+    bench: Bench,
+    model: LlamaForCausalLM,
+    prompts: list[list[int]],
+    arm: str,
+    *,
+    cuda_graphs: bool = True,
+) -> list[list[int]]:
+    """The model drafts for itself, so that drafts are accepted."""
+    engine = Engine(
+        model,
+        drafters={"ngram": "ngram", "sparse_kv:64": "sparse_kv:64", "draft_model": model},
+        planner=Controller(arm),
+        config=EngineConfig(kv_tokens=1 << 13, cuda_graphs=cuda_graphs),
+    )
+    with engine:
+        ids = [
+            engine.submit(prompt, max_new_tokens=bench.scale.text_tokens, do_sample=False)
+            for prompt in prompts
+        ]
+        finished = engine.run()
+    return [finished[name].output for name in ids]
+
+
+def _generate(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
+    ids = torch.tensor([prompt], device=model.device)
+    mask = torch.ones_like(ids)
+    out = model.generate(  # type: ignore[misc]
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+def _model(bench: Bench) -> LlamaForCausalLM:
+    return random_llama(_TEXT_SHAPE, device=bench.device, dtype=torch.float32, seed=3)
+
+
+def _prompts() -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(16, 3000) for _ in range(length)] * 2 for length in (9, 40, 64, 121)]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

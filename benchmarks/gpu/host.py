@@ -1,0 +1,124 @@
+"""Part 7: what the host costs: controller, n-gram drafter, the rest; graphs; peak memory."""
+
+import time
+from dataclasses import asdict
+from functools import partial
+
+import torch
+
+from benchmarks.gpu.acceptance import MIXES, KindRates, seeds_of
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.decoder import Decoder, DecoderSpec, Turn, kv_tokens_for
+from benchmarks.gpu.figures import CellFigures, Figure
+from benchmarks.gpu.part import Cell, Part
+from benchmarks.regret.grid import PhaseSpec
+from benchmarks.regret.pairs import prompts_of
+from benchmarks.regret.rig import Arm
+from benchmarks.regret.scoring import ADAPTIVE
+from sdcontrol.engine.drafters.base import DraftTask
+from sdcontrol.engine.drafters.ngram import NgramDrafter
+
+__all__ = ["PART"]
+
+_VERIFIER = KindRates()
+_TOKENS_PER_STEP = 9
+_NGRAM_STEPS = 50
+_NGRAM_DRAFT = 4
+
+
+def cells(bench: Bench) -> list[Cell]:
+    """One per batch and context."""
+    return [
+        Cell(
+            f"batch {batch}, context {context}",
+            partial(_measure, bench, batch, context),
+            bench.lacks(_kv_tokens(bench, batch, context), with_draft=True),
+        )
+        for batch, context in bench.scale.host
+    ]
+
+
+PART = Part(
+    7,
+    "controller, n-gram and host time, graphs, memory",
+    cells,
+    ("graph capture time and memory", "peak memory of the device"),
+)
+
+
+def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
+    decoder = _open(bench, batch, context)
+    arm, seeds = Arm(ADAPTIVE, ADAPTIVE), seeds_of(MIXES["mixed"], batch, 1)
+    if bench.is_cuda:
+        torch.cuda.reset_peak_memory_stats(bench.device)
+    decoder.turn(arm, steps=bench.scale.steps, seeds=seeds)
+    turns = [
+        decoder.turn(arm, steps=bench.scale.steps, seeds=seeds) for _ in range(bench.scale.blocks)
+    ]
+    figures = [
+        *_step_figures(turns),
+        Figure("n-gram per request", _ngram_seconds(batch, context) * 1e6, "us"),
+    ]
+    graphs = decoder.graphs
+    if bench.is_cuda:
+        figures.append(Figure("graph capture", graphs.capture_seconds, "s"))
+        peak = torch.cuda.max_memory_allocated(bench.device)
+        figures.append(Figure("peak memory", peak / 1e9, "GB"))
+    return CellFigures(tuple(figures), {"graphs": asdict(graphs)})
+
+
+def _step_figures(turns: list[Turn]) -> list[Figure]:
+    steps = [1e3 * s for turn in turns for s in turn.step_seconds]
+    controller = [1e3 * s for turn in turns for s in turn.controller_seconds]
+    host = [1e3 * s for turn in turns for s in turn.host_seconds]
+    return [
+        Figure.of("step", steps, "ms"),
+        Figure.of("controller", controller, "ms"),
+        Figure("controller share of time", sum(controller) / sum(steps)),
+        Figure.of("host time that the engine counts as overhead", host, "ms"),
+    ]
+
+
+class _Text:
+    """What the n-gram drafter sees of a request."""
+
+    def __init__(self, name: str, tokens: tuple[int, ...]) -> None:
+        self.id = name
+        self.tokens = list(tokens)
+
+
+def _ngram_seconds(batch: int, context: int) -> float:
+    """Of one request and step: take in a token, look up, draft."""
+    drafter = NgramDrafter(max_branches=1)
+    phase = PhaseSpec("texts", batch, context, "copy")
+    texts = [
+        _Text(str(row), prompt.tokens)
+        for row, prompt in enumerate(prompts_of(phase, is_synthetic=True, seed=1))
+    ]
+    for text in texts:
+        drafter.start(text)
+    tasks = [DraftTask(text, drafter.name, _NGRAM_DRAFT) for text in texts]
+    started = time.perf_counter()
+    for _ in range(_NGRAM_STEPS):
+        for text in texts:
+            text.tokens.append(text.tokens[-64])
+            drafter.commit(text, 1)
+            drafter.hint(text, drafter.name)
+        drafter.propose(tasks, lambda drafts: [_NGRAM_DRAFT] * len(drafts))
+    return (time.perf_counter() - started) / (_NGRAM_STEPS * batch)
+
+
+def _open(bench: Bench, batch: int, context: int) -> Decoder:
+    drafters = ("draft_model", bench.scale.sparse_arm, "ngram")
+    kv_tokens = _kv_tokens(bench, batch, context)
+    decoder = bench.decoder(DecoderSpec(drafters, _VERIFIER, kv_tokens, batch, _room(bench)))
+    decoder.prepare(batch, context)
+    return decoder
+
+
+def _room(bench: Bench) -> int:
+    return (bench.scale.steps + 8) * _TOKENS_PER_STEP
+
+
+def _kv_tokens(bench: Bench, batch: int, context: int) -> int:
+    return kv_tokens_for(batch, context, _room(bench))

@@ -1,0 +1,52 @@
+"""Files that commands read and write: checked before work begins, with errors of one line.
+
+Knows paths; nothing of what is in the files.
+"""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+from sdcontrol.errors import ConfigError
+
+__all__ = ["check_installed", "check_writable", "find_trace", "write_json", "write_text"]
+
+_BUNDLED = "bundled:"
+
+
+def find_trace(given: str) -> Path:
+    """The folder of a trace: as given, or of `bundled:NAME`.
+
+    Raises `UnknownName`, and `ConfigError` where what reads traces is not installed.
+    """
+    check_installed("pyarrow", "traces")
+    if given.startswith(_BUNDLED):
+        from sdcontrol.traces.bundled import bundled_trace
+
+        return bundled_trace(given.removeprefix(_BUNDLED))
+    return Path(given)
+
+
+def check_installed(package: str, extra: str) -> None:
+    """Raise `ConfigError` where `package`, which an extra brings, is missing."""
+    if find_spec(package) is None:
+        raise ConfigError(f"this needs {package}: pip install 'sdcontrol[{extra}]'")
+
+
+def check_writable(path: str | None) -> None:
+    """Raise `ConfigError` where no file can be written there; a missing path is none."""
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
+
+
+def write_json(path: str, record: object) -> None:
+    """Write a record, indented. Raises `ConfigError` where that fails."""
+    write_text(path, json.dumps(record, ensure_ascii=False, indent=2) + "\n")
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file. Raises `ConfigError` where that fails."""
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

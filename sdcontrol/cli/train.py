@@ -1,0 +1,109 @@
+"""`sdcontrol train`: a learned policy from traces, with a report of what it learnt.
+
+Knows the options and how the report reads; learning and judging stand in `experiments.training`.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdcontrol import __version__
+from sdcontrol.cli.command import Commands, add_command
+from sdcontrol.cli.files import check_installed, check_writable, find_trace, write_json
+from sdcontrol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sdcontrol.experiments.training import TrainingReport
+    from sdcontrol.traces.reader import Trace
+
+__all__ = ["add_train"]
+
+_DESCRIPTION = "Learn a policy from traces, and say what it learnt."
+_MOST_WEIGHTS = 4  # shown of each arm
+
+
+def add_train(commands: Commands) -> None:
+    """Make the command known."""
+    parser = add_command(commands, "train", run, _DESCRIPTION)
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="a trace's folder, or bundled:NAME; one or more"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="POLICY.skops",
+        help="--policy learned:POLICY.skops",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Learn from all traces together, report, save."""
+    for path in (options.json, options.output):
+        check_writable(path)
+    if Path(options.output).suffix != ".skops":
+        raise ConfigError(f"--output {options.output}: a learned policy is a .skops file")
+    for package in ("sklearn", "skops"):
+        check_installed(package, "learned")
+    traces = _traces(options)
+    from sdcontrol.experiments.training import learn
+    from sdcontrol.policies.learned_model import save
+
+    facts = [trace.header.controller for trace in traces]
+    most = max((known.max_draft_tokens for known in facts if known is not None), default=8)
+    model, report = learn([list(trace.observations()) for trace in traces], most)
+    save(model, Path(options.output))
+    print(*_lines(report), sep="\n")
+    print(f"saved: use it as --policy learned:{options.output}")
+    if options.json is not None:
+        record = {"version": __version__, "traces": options.traces, "policy": options.output}
+        write_json(options.json, {**record, **report.to_json()})
+    return 0
+
+
+def _traces(options: argparse.Namespace) -> "list[Trace]":
+    paths = [find_trace(given) for given in options.traces]
+    for path, given in zip(paths, options.traces, strict=True):
+        if paths.count(path) > 1:
+            raise ConfigError(f"{given} stands there twice; give it once")
+    from sdcontrol.traces.reader import Trace
+
+    return [Trace(path) for path in paths]
+
+
+def _lines(report: "TrainingReport") -> Iterator[str]:
+    scores = report.scores
+    yield (
+        f"learnt from {report.num_runs} traces: {report.num_steps} steps of {report.num_requests} "
+        "requests"
+    )
+    yield (
+        f"acceptance, {scores.num_folds} folds by request, {scores.outcomes} verified draft tokens: "
+        f"log loss {scores.learned_log_loss:.4f}, of the online estimator alone "
+        f"{scores.online_log_loss:.4f}"
+    )
+    yield (
+        f"step time, {scores.steps} held-out steps: median error {scores.learned_step_error:.1%}, of "
+        f"the cost corrected online {scores.online_step_error:.1%}"
+    )
+    if not report.is_better:
+        yield "beware: it foresees acceptance no better than the online estimator; prefer goodput"
+    for arm, weights in report.weights.items():
+        yield f"{arm}: {_strongest(weights)}"
+    yield f"where it must not be used, and goodput's own estimates stand: {_outside(report)}"
+
+
+def _strongest(weights: Mapping[str, float]) -> str:
+    """The features that move the log odds of acceptance most."""
+    known = [item for item in weights.items() if item[0] != "constant"]
+    found = sorted(known, key=lambda item: -abs(item[1]))[:_MOST_WEIGHTS]
+    return ", ".join(f"{name} {weight:+.2f}" for name, weight in found)
+
+
+def _outside(report: "TrainingReport") -> str:
+    limits = [
+        f"{name} above {high:.0f}" + (f" or below {low:.0f}" if low >= 1.0 else "")
+        for name, (low, high) in report.limits.items()
+    ]
+    return ", ".join([*limits, f"drafters other than {', '.join(report.arms) or 'none'}"])

@@ -1,0 +1,98 @@
+"""Which attention a model gets: Triton's kernels on CUDA, torch anywhere.
+
+Knows layers' shapes and devices; nothing of requests, drafts or settings beyond the one name.
+triton is imported only where it is wanted, since it may be absent.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sdcontrol.engine.attention import AttentionBackend
+from sdcontrol.engine.kernels.reference import TorchAttention
+from sdcontrol.engine.kv_cache import KVCache, LayerShape
+from sdcontrol.errors import ConfigError, UnsupportedModel
+from sdcontrol.logs import EventLog
+
+__all__ = ["BackendName", "TritonKVCache", "backend_of", "cache_class_of", "device_scope"]
+
+BackendName = Literal["auto", "triton", "torch"]
+
+log = EventLog(__name__)
+
+_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
+
+
+class TritonKVCache(KVCache):
+    """A cache that new tokens are written to by one launch a layer, keys and values together."""
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store `[kv_heads, tokens, dim]` at `slots` `[tokens]`; padding may share a slot."""
+        from sdcontrol.engine.kernels.cache_kernels import write_tokens
+
+        keys = keys if keys.stride(-1) == 1 else keys.contiguous()
+        values = values if values.stride(-1) == 1 else values.contiguous()
+        write_tokens(self.keys[layer], self.values[layer], slots, keys, values)
+
+
+def backend_of(
+    backend: AttentionBackend | BackendName, layers: Sequence[LayerShape], device: torch.device
+) -> AttentionBackend:
+    """The backend itself, or the one of this name for these layers.
+
+    "auto" is Triton on CUDA, unless it cannot take these layers: then a warning names the reason,
+    and torch computes. "triton" raises `ConfigError` where it cannot run, `UnsupportedModel` for
+    layers that it cannot take. Off CUDA it runs under Triton's interpreter only.
+    """
+    if not isinstance(backend, str):
+        return backend
+    if backend == "torch" or (backend == "auto" and device.type != "cuda"):
+        return TorchAttention()
+    try:
+        return _triton(layers, device)
+    except (ConfigError, UnsupportedModel) as error:
+        if backend == "triton":
+            raise
+        log.warning("triton_attention_left_out", reason=str(error), backend="torch")
+        return TorchAttention()
+
+
+def device_scope(device: torch.device) -> AbstractContextManager[object]:
+    """Makes `device` the thread's current one, where Triton launches; may be entered repeatedly."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def cache_class_of(backend: AttentionBackend) -> type[KVCache]:
+    """The cache that goes with a backend: written by Triton beside Triton's attention."""
+    if isinstance(backend, TorchAttention):
+        return KVCache
+    try:
+        from sdcontrol.engine.kernels.triton_attention import TritonAttention
+    except ImportError:
+        return KVCache
+    return TritonKVCache if isinstance(backend, TritonAttention) else KVCache
+
+
+def _triton(layers: Sequence[LayerShape], device: torch.device) -> AttentionBackend:
+    try:
+        from sdcontrol.engine.kernels import triton_attention
+    except ImportError as error:
+        raise ConfigError(
+            f"attention_backend 'triton' needs triton ({error}); install it, or use 'torch'"
+        ) from error
+    if device.type != "cuda" and not triton_attention.IS_INTERPRETED:
+        raise ConfigError(
+            f"attention_backend 'triton' on {device.type}: it runs on CUDA; use 'torch' (or set "
+            "TRITON_INTERPRET=1 before the start, to debug kernels)"
+        )
+    for layer in dict.fromkeys(layers):
+        if layer.dtype not in _DTYPES:
+            raise UnsupportedModel(
+                f"keys and values of {layer.dtype}: the Triton attention takes float16, bfloat16 "
+                "and float32; use the torch backend"
+            )
+        triton_attention.choose_tile(layer, 1, capability=triton_attention.gpu_of(device)[0])
+    return triton_attention.TritonAttention()

@@ -1,0 +1,191 @@
+"""Backends chosen at run time, memory that is measured first, and the clock of a device."""
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import structlog
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdcontrol.engine import config as engine_settings
+from sdcontrol.engine.backends import backend_of, cache_class_of
+from sdcontrol.engine.clock import StepClock
+from sdcontrol.engine.config import EngineConfig, cache_blocks
+from sdcontrol.engine.kernels.reference import TorchAttention
+from sdcontrol.engine.kv_cache import KVCache, LayerShape
+from sdcontrol.engine.loop import Engine
+from sdcontrol.errors import ConfigError, UnsupportedModel
+from tests.engine_support import noised, tiny_model
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+PLAIN = LayerShape(8, 2, 64, 64, torch.bfloat16)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of compute capability 9.0, as far as the choice of a backend asks."""
+    triton_attention = pytest.importorskip("sdcontrol.engine.kernels.triton_attention")
+    monkeypatch.setattr(triton_attention, "gpu_of", lambda device: (90, 132))
+
+
+@pytest.fixture(autouse=True)
+def plain_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events go to standard logging, whatever another test has configured."""
+    monkeypatch.setattr(structlog, "is_configured", lambda: False)
+
+
+# Backends
+
+
+def test_torch_computes_off_cuda() -> None:
+    backend = backend_of("auto", [PLAIN], CPU)
+    assert isinstance(backend, TorchAttention)
+    assert cache_class_of(backend) is KVCache
+    assert backend_of(backend, [PLAIN], CUDA) is backend
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("name", ["auto", "triton"])
+def test_triton_computes_on_cuda_and_writes_the_cache(name: str) -> None:
+    backend = backend_of(name, [PLAIN], CUDA)  # type: ignore[arg-type]
+    assert type(backend).__name__ == "TritonAttention"
+    assert cache_class_of(backend).__name__ == "TritonKVCache"
+    assert isinstance(backend_of("torch", [PLAIN], CUDA), TorchAttention)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (LayerShape(8, 2, 512, 512, torch.bfloat16), "512 and 512 dimensions"),
+        (LayerShape(71, 1, 64, 64, torch.bfloat16), "71 query heads share a KV head"),
+        (LayerShape(8, 2, 64, 64, torch.float64), "torch.float64"),
+    ],
+)
+def test_layers_beyond_the_kernel_fall_back_aloud_unless_triton_is_asked_for(
+    layer: LayerShape, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(backend_of("auto", [PLAIN, layer], CUDA), TorchAttention)
+    assert "triton_attention_left_out" in caplog.text
+    assert reason in caplog.text
+    with pytest.raises(UnsupportedModel, match=reason):
+        backend_of("triton", [PLAIN, layer], CUDA)
+
+
+def test_triton_without_cuda_is_refused_in_one_line() -> None:
+    triton_attention = pytest.importorskip("sdcontrol.engine.kernels.triton_attention")
+    if triton_attention.IS_INTERPRETED:
+        pytest.skip("kernels are interpreted in this process")
+    config = EngineConfig(kv_tokens=64, attention_backend="triton")
+    with pytest.raises(ConfigError, match="'triton' on cpu: it runs on CUDA; use 'torch'"):
+        Engine(tiny_model(), config=config)
+
+
+def test_a_machine_without_triton_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sdcontrol.engine.kernels.triton_attention", None)
+    monkeypatch.delattr("sdcontrol.engine.kernels.triton_attention", raising=False)
+    with pytest.raises(ConfigError, match=r"needs triton .*; install it, or use 'torch'"):
+        backend_of("triton", [PLAIN], CUDA)
+    assert isinstance(backend_of("auto", [PLAIN], CUDA), TorchAttention)
+
+
+def test_the_interpreted_engine_gives_the_text_of_the_torch_one(
+    run: Callable[[list[str], Path], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels, static tables and verification on the device, in a process of their own."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    checks = "tests/kernel_checks/device_engine.py"
+    assert " passed" in run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", checks], ROOT
+    )
+
+
+# Memory
+
+
+@given(
+    free=st.integers(1 << 20, 1 << 36),
+    fraction=st.sampled_from([0.1, 0.5, 0.95]),
+    sizes=st.lists(st.integers(1, 1 << 12), min_size=1, max_size=3),
+)
+def test_all_caches_together_take_their_share_of_what_is_free(
+    free: int, fraction: float, sizes: list[int]
+) -> None:
+    config = EngineConfig(memory_fraction=fraction)
+    each = {f"model {index}": size for index, size in enumerate(sizes)}
+    blocks = cache_blocks(config, each, CUDA, lambda device: free)
+    page = config.block_size * sum(sizes)
+    assert (blocks - 2) * page <= fraction * free < (blocks + 1) * page
+
+
+def test_a_draft_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    each = {"target": 131072, "drafter 'small'": 32768}
+    config = EngineConfig(kv_tokens=10_000)
+    assert cache_blocks(config, {"target": 131072}, CUDA, lambda device: 1_500_000_000) == 626
+    with pytest.raises(ConfigError) as refused:
+        cache_blocks(config, each, CUDA, lambda device: 1_500_000_000)
+    assert str(refused.value) == (
+        "the KV cache does not fit: bytes per token target 131072, drafter 'small' 32768; "
+        "1500000000 bytes are free; 10000 tokens are asked for; lower kv_tokens, or leave out "
+        "drafter 'small'"
+    )
+    with pytest.raises(
+        ConfigError, match=r"memory_fraction 0\.5 of that holds 15 tokens; raise memory_fraction"
+    ):
+        cache_blocks(EngineConfig(), each, CUDA, lambda device: 5_000_000)
+
+
+def test_an_engine_counts_the_draft_models_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_settings, "free_bytes_of", lambda device: 1 << 20)
+    model = tiny_model()
+    with Engine(model) as alone, Engine(model, drafters=[noised(model)]) as both:
+        assert both.pool.num_blocks - 1 == (alone.pool.num_blocks - 1) // 2
+    monkeypatch.setattr(engine_settings, "free_bytes_of", lambda device: 1 << 12)
+    with pytest.raises(ConfigError, match="target 256, drafter 'draft_model' 256; 4096 bytes"):
+        Engine(model, drafters=[noised(model)])
+
+
+# The clock
+
+
+class FakeMarks:
+    """A device whose queue runs behind the host's: `reached` are the times of its marks."""
+
+    def __init__(self, reached: list[float]) -> None:
+        self._reached = reached
+        self.added: list[float] = []
+
+    def add(self) -> None:
+        self.added.append(self._reached[len(self.added)])
+
+    def seconds(self) -> float:
+        return self.added[-1] - self.added[-2]
+
+
+def test_a_forward_is_timed_on_the_device_and_the_whole_step_by_the_host() -> None:
+    now = iter([0.0, 1.0, 1.5, 4.0, 14.0, 15.0])
+    clock = StepClock(FakeMarks([4.0, 13.0]), lambda: next(now))
+    for phase in ("overhead", "controller", "draft", "verify", "overhead"):
+        clock.lap(phase)
+    timing = clock.timing({"draft_model": 2.0}, 0.25)
+    assert timing.verify_seconds == pytest.approx(9.0)
+    assert timing.controller_seconds == pytest.approx(0.75)
+    assert timing.overhead_seconds == pytest.approx(1.0 + 0.5 + 1.0 + 1.0)
+    assert timing.total_seconds == pytest.approx(15.25)
+
+
+def test_without_a_device_the_host_times_everything() -> None:
+    now = iter([0.0, 1.0, 2.0, 4.0, 14.0])
+    clock = StepClock(now=lambda: next(now))
+    for phase in ("overhead", "controller", "draft", "verify"):
+        clock.lap(phase)
+    timing = clock.timing({}, 0.0)
+    assert timing.verify_seconds == pytest.approx(10.0)
+    assert timing.overhead_seconds == pytest.approx(3.0)

@@ -1,0 +1,228 @@
+"""The engine on a GPU: the first thing to run on one, after the kernels' own tests.
+
+Every test skips where there is no CUDA device. Weights are random and float32 unless said.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sdcontrol.core import Planner
+from sdcontrol.engine.clock import StepClock, marks_of
+from sdcontrol.engine.config import EngineConfig, free_bytes_of
+from sdcontrol.engine.graphs import planned_token_edges
+from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.packing import PageTable, Segment
+from sdcontrol.errors import ConfigError
+from tests.engine_support import (
+    COMPARISON,
+    ForcedPlanner,
+    RandomPlanner,
+    TextDrafter,
+    generate_alone,
+    noised,
+    random_prompt,
+    run_checked,
+    submit_all,
+    tiny_model,
+)
+
+pytestmark = pytest.mark.gpu
+
+PAGE = 16
+CUDA = torch.device("cuda")
+PROMPTS = [random_prompt(length, seed=length) for length in (5, 60, 33, 70, 21, 50)]
+CONFIG: dict[str, object] = {"kv_tokens": 8192, "max_prefill_tokens": 40, "max_batch_size": 5}
+SHAPE = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> PreTrainedModel:
+    return tiny_model("Llama", seed=81, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def model(on_cpu: PreTrainedModel) -> PreTrainedModel:
+    return copy.deepcopy(on_cpu).to(CUDA)
+
+
+def engine_of(
+    model: PreTrainedModel,
+    drafters: Sequence[object] = (),
+    planner: Planner | None = None,
+    **settings: object,
+) -> Engine:
+    config = EngineConfig.model_validate({**CONFIG, **settings})
+    return Engine(model, drafters=drafters, planner=planner, config=config)  # type: ignore[arg-type]
+
+
+def texts_of(engine: Engine, *, do_sample: bool = False) -> list[list[int]]:
+    with engine:
+        names: list[str] = []
+        for seed, prompt in enumerate(PROMPTS):
+            options = {"max_new_tokens": 24, "seed": seed, "do_sample": do_sample}
+            names.extend(submit_all(engine, [prompt], **options))
+        finished = run_checked(engine)
+        return [finished[name].output for name in names]
+
+
+def on_same_device(model: PreTrainedModel) -> PreTrainedModel:
+    """A draft model; its noise is drawn on the CPU."""
+    return noised(copy.deepcopy(model).cpu()).to(model.device)
+
+
+# Settings
+
+
+def test_kernels_and_graphs_are_what_an_engine_uses(model: PreTrainedModel) -> None:
+    with engine_of(model) as engine:
+        assert type(engine.runner.backend).__name__ == "TritonAttention"
+        assert engine.token_edges == planned_token_edges(model, engine.config) != ()
+
+
+def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(model: PreTrainedModel) -> None:
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(ConfigError, match="the KV cache does not fit: bytes per token target"):
+        engine_of(model, kv_tokens=2 * free_bytes_of(CUDA) // 100)
+    assert torch.cuda.memory_allocated() == before
+
+
+# Texts
+
+
+def test_the_text_is_that_of_generate(on_cpu: PreTrainedModel, model: PreTrainedModel) -> None:
+    engine = engine_of(model, ("ngram", "sparse_kv:48"), RandomPlanner(1))
+    for prompt, text in zip(PROMPTS, texts_of(engine), strict=True):
+        reference = generate_alone(on_cpu, prompt, max_new_tokens=24, do_sample=False)
+        COMPARISON.check(reference, text, f"CUDA, prompt of {len(prompt)}")
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_the_text_is_the_same_with_graphs_kernels_and_drafts_of_every_kind(
+    model: PreTrainedModel, do_sample: bool
+) -> None:
+    """Against plain decoding by the torch backend, whose verification is torch's too."""
+    plain = engine_of(model, attention_backend="torch")
+    known = texts_of(plain, do_sample=do_sample)
+    assert plain.stats.graphs.replayed == 0
+    told = {tuple(prompt): text for prompt, text in zip(PROMPTS, known, strict=True)}
+    trees = TextDrafter(told, wrong_every=4, as_tree=True)
+    drafters = ("ngram", "sparse_kv:64:scored", on_same_device(model), trees)
+    for cuda_graphs in (False, True):
+        engine = engine_of(model, drafters, RandomPlanner(2), cuda_graphs=cuda_graphs)
+        assert texts_of(engine, do_sample=do_sample) == known
+        stats = engine.stats.graphs
+        assert (stats.replayed > stats.captured > 0) == cuda_graphs
+        assert set(stats.eager) <= {"prefill or catch-up"}
+        assert engine.stats.faults == []
+
+
+# One forward
+
+
+def segments(num: int, tokens: int, context: int, *, trees: bool) -> list[Segment]:
+    pages = -(-(context + tokens) // PAGE)
+    made: list[Segment] = []
+    for row in range(num):
+        blocks = 1 + row * pages + np.random.default_rng(row).permutation(pages)
+        length = max(tokens - row % 3, 1)  # ragged
+        places = range(context, context + length)
+        slots = [int(blocks[place // PAGE]) * PAGE + place % PAGE for place in places]
+        parents = tuple([-1] * (length - 1)) if trees and length > 1 else None
+        made.append(Segment([7] * length, context, PageTable(blocks), slots, length, parents))
+    return made
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_graph_gives_the_logits_of_the_eager_forward(
+    on_cpu: PreTrainedModel, dtype: torch.dtype, tolerance: float, trees: bool
+) -> None:
+    own = copy.deepcopy(on_cpu).to(CUDA, dtype)
+    with engine_of(own) as engine:
+        runner = engine.runner
+        assert runner.cache is not None
+        generator = torch.Generator(CUDA).manual_seed(1)
+        for tensor in (*runner.cache.keys, *runner.cache.values):
+            tensor.normal_(generator=generator)
+        graphs = runner.graphs
+        for context in (100, 700, 100):  # another number of pages, and back
+            for num in (5, 3):
+                step = segments(num, 4, context, trees=trees)
+                replayed = runner.forward(step)[0].clone()
+                runner.graphs = None
+                eager = in_callers_order(engine, step)
+                runner.graphs = graphs
+                torch.testing.assert_close(replayed, eager, rtol=tolerance, atol=tolerance)
+    assert engine.stats.graphs.replayed == 6
+
+
+def in_callers_order(engine: Engine, step: Sequence[Segment]) -> Tensor:
+    """An eager forward packs segments as it likes."""
+    logits, first_rows = engine.runner.forward(step)
+    rows = [logits[first : first + s.num_logits] for first, s in zip(first_rows, step, strict=True)]
+    return torch.cat(rows)
+
+
+# A step
+
+
+def test_a_step_copies_to_the_host_once(model: PreTrainedModel) -> None:
+    """Greedy and sampled requests, n-gram drafts: the verdicts are all that comes back."""
+    with engine_of(model, ("ngram",), ForcedPlanner(arm="ngram")) as engine:
+        for seed, prompt in enumerate(PROMPTS[:4]):
+            engine.submit(prompt, max_new_tokens=200, seed=seed, do_sample=seed % 2 == 1)
+        while any(not request.output for request in engine.requests.values()):
+            engine.step()
+        for _ in range(8):  # capture
+            engine.step()
+        for _ in range(5):
+            activities = [torch.profiler.ProfilerActivity.CUDA]
+            with torch.profiler.profile(activities=activities) as profile:
+                engine.step()
+            copies = [event.name for event in profile.events() if "DtoH" in event.name]
+            assert len(copies) == 1, copies
+
+
+def test_a_forward_is_timed_by_the_devices_own_clock() -> None:
+    marks = marks_of(CUDA)
+    assert marks is not None
+    left = torch.randn(4096, 4096, device=CUDA)
+    left @ left
+    torch.cuda.synchronize()
+    clock = StepClock(marks)
+    clock.lap("draft")
+    for _ in range(20):
+        left @ left
+    clock.lap("verify")  # long before the device is done
+    timing = clock.timing({}, 0.0)
+    flops = 20 * 2 * 4096**3
+    assert 1e11 < flops / timing.verify_seconds < 1e16
+
+
+def test_timings_of_steps_add_up(model: PreTrainedModel) -> None:
+    planner = ForcedPlanner(arm="ngram")
+    texts_of(engine_of(model, ("ngram",), planner))
+    for observation in planner.observations:
+        assert 0 < observation.timing.verify_seconds < observation.timing.total_seconds
+
+
+def test_rejection_on_the_device_keeps_the_law_of_the_engine(model: PreTrainedModel) -> None:
+    """Greedy requests give the model's text under rejection too, graphs included."""
+    known = texts_of(engine_of(model))
+    config = EngineConfig.model_validate(CONFIG)
+    planner = ForcedPlanner(arm="draft_model")
+    engine = Engine(
+        model,
+        drafters=[on_same_device(model)],
+        planner=planner,
+        verification="rejection",
+        config=config,
+    )
+    assert texts_of(engine) == known
+    assert planner.totals()[1] > 0

@@ -1,0 +1,343 @@
+"""CUDA graphs: buckets, static inputs, capture and replay; a fake recorder stands for the GPU."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import structlog
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from sdcontrol.controller import Controller
+from sdcontrol.engine.buckets import BucketLimits, Buckets, size_edges
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.graphs import planned_token_edges, uncapturable
+from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.packing import PageTable, Segment, pack
+from sdcontrol.engine.runner import ModelRunner
+from sdcontrol.engine.static_inputs import StaticInputs
+from sdcontrol.integrations.settings import planner_of
+from tests.engine_support import (
+    ForcedPlanner,
+    RandomPlanner,
+    TextDrafter,
+    noised,
+    random_prompt,
+    run_checked,
+    submit_all,
+    tiny_model,
+)
+from tests.graph_support import CPU, TorchBucketAttention, use_fake_graphs
+
+PAGE = 16
+LIMITS = BucketLimits(requests=12, query_tokens=9, pages=1000)
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_model("Llama", seed=71)
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield monkeypatch
+
+
+@pytest.fixture(autouse=True)
+def plain_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events go to standard logging, whatever another test has configured."""
+    monkeypatch.setattr(structlog, "is_configured", lambda: False)
+
+
+# Buckets
+
+
+@given(st.integers(1, 5000))
+def test_sizes_ascend_to_the_largest_and_pad_by_a_quarter_at_most(most: int) -> None:
+    edges = size_edges(most)
+    assert edges[-1] == most
+    assert all(a < b for a, b in itertools.pairwise(edges))
+    below = [0, *edges]
+    assert all(edge <= 1.25 * (last + 1) for last, edge in zip(below, edges, strict=False))
+
+
+def segment(
+    length: int, start: int, *, num_logits: int | None = None, tree: bool = False
+) -> Segment:
+    blocks = np.arange(1, 2 + (start + length) // PAGE)
+    parents = tuple([-1] * (length - 1)) if tree and length > 1 else None
+    kept = length if num_logits is None else num_logits
+    slots = range(PAGE + start, PAGE + start + length)
+    return Segment([3] * length, start, PageTable(blocks), slots, kept, parents)
+
+
+SEGMENTS = st.lists(
+    st.builds(segment, st.integers(1, 9), st.integers(0, 3000), tree=st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(SEGMENTS)
+def test_a_bucket_is_the_smallest_that_holds_a_forward(segments: list[Segment]) -> None:
+    buckets = Buckets(LIMITS, lambda longest: longest)
+    bucket = buckets.bucket_of(segments, PAGE)
+    tokens = sum(len(s.tokens) for s in segments)
+    assert bucket.requests >= len(segments)
+    assert bucket.tokens >= max(tokens, bucket.requests)
+    assert bucket.rows >= tokens
+    keys = max(s.start + len(s.tokens) for s in segments)
+    assert bucket.pages * PAGE >= keys
+    assert bucket.has_trees == any(s.parents is not None for s in segments)
+    smaller = [edge for edge in buckets.token_edges if edge < bucket.tokens]
+    assert all(edge < max(tokens, bucket.requests) for edge in smaller)
+    requests = [edge for edge in size_edges(LIMITS.requests) if edge < bucket.requests]
+    assert all(edge < len(segments) for edge in requests)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [segment(10, 0)],
+        [segment(1, 5), segment(4, 0, num_logits=0)],
+        [segment(1, 5)] * 13,
+    ],
+)
+def test_prefill_and_what_is_beyond_the_limits_have_no_bucket(segments: list[Segment]) -> None:
+    buckets = Buckets(LIMITS, lambda longest: longest)
+    assert buckets.refusal(segments) == "prefill or catch-up"
+    assert buckets.refusal([segment(9, 5), segment(3, 0, num_logits=1)]) is None
+
+
+# Inputs
+
+
+@given(st.lists(SEGMENTS, min_size=1, max_size=3))
+def test_static_inputs_are_the_packed_ones_and_padding_goes_to_the_null_block(
+    steps: list[list[Segment]],
+) -> None:
+    """Also after another step's inputs stood there."""
+    buckets = Buckets(LIMITS, lambda longest: longest)
+    largest = max(steps, key=lambda step: (sum(len(s.tokens) for s in step), len(step)))
+    bucket = buckets.bucket_of(largest, PAGE)
+    inputs = StaticInputs(bucket, TorchBucketAttention(bucket, PAGE), CPU)
+    batch = inputs.batch
+    for step in steps:
+        first_rows = inputs.load(step)
+        expected = [pack([s], PAGE, CPU) for s in step]
+        tokens = sum(len(s.tokens) for s in step)
+        for name in ("input_ids", "positions", "slots"):
+            ours = getattr(batch, name).reshape(-1)
+            assert torch.equal(
+                ours[:tokens], torch.cat([getattr(e, name).reshape(-1) for e in expected])
+            )
+            assert not ours[tokens:].any()
+        offsets = np.cumsum([0, *(len(s.tokens) for s in step)])[:-1]
+        rows = [
+            row + int(o) for e, o in zip(expected, offsets, strict=True) for row in e.logit_rows
+        ]
+        assert batch.logit_rows.tolist()[: len(rows)] == rows
+        assert first_rows == np.cumsum([0, *(s.num_logits for s in step)])[:-1].tolist()
+
+
+# Engines
+
+
+ARMS = ("ngram", "sparse_kv:48")
+PROMPTS = [random_prompt(length, seed=length) for length in (5, 60, 33, 70, 21, 50)]
+
+
+def texts(
+    model: PreTrainedModel,
+    planner: object,
+    *,
+    drafters: Sequence[object] = ARMS,
+    config: EngineConfig | None = None,
+    do_sample: bool = False,
+) -> tuple[list[list[int]], Engine]:
+    config = config or EngineConfig(kv_tokens=4096, max_prefill_tokens=40, max_batch_size=5)
+    with Engine(model, drafters=drafters, planner=planner, config=config) as engine:  # type: ignore[arg-type]
+        names = []
+        for seed, prompt in enumerate(PROMPTS):
+            options = {"max_new_tokens": 12 + seed, "seed": seed, "do_sample": do_sample}
+            names.extend(submit_all(engine, [prompt], **options))
+        finished = run_checked(engine)
+        return [finished[name].output for name in names], engine
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_the_text_is_the_same_with_graphs(
+    model: PreTrainedModel, patch: pytest.MonkeyPatch, do_sample: bool
+) -> None:
+    """Mixed batches: chunks of prompts beside chains, trees, sparse rounds and a draft model."""
+    known, _ = texts(model, ForcedPlanner(num_draft_tokens=0), do_sample=do_sample)
+    told = {tuple(prompt): text for prompt, text in zip(PROMPTS, known, strict=True)}
+    trees = TextDrafter(told, wrong_every=4, as_tree=True)
+    specs = (*ARMS, noised(model), trees)
+    expected, plain = texts(model, RandomPlanner(3), drafters=specs, do_sample=do_sample)
+    assert expected == known
+    assert plain.stats.graphs.captured == 0
+    recorder = use_fake_graphs(patch)
+    ours, engine = texts(model, RandomPlanner(3), drafters=specs, do_sample=do_sample)
+    assert ours == expected
+    stats = engine.stats.graphs
+    assert recorder.captures == stats.captured > 10
+    assert recorder.replays == stats.replayed > stats.captured
+    assert stats.reserved_bytes == 1000 * stats.captured
+    assert stats.capture_seconds > 0
+    assert set(stats.eager) == {"prefill or catch-up"}
+    assert any(bucket.has_trees for bucket in recorder.buckets)
+
+
+def test_a_bucket_is_captured_once(model: PreTrainedModel, patch: pytest.MonkeyPatch) -> None:
+    recorder = use_fake_graphs(patch)
+    texts(model, ForcedPlanner(arm="sparse_kv:48"))
+    assert len(set(recorder.buckets)) == len(recorder.buckets) == recorder.captures
+    with Engine(model, config=EngineConfig(kv_tokens=256, max_batch_size=5)) as engine:
+        assert engine.token_edges == size_edges(5 * 17)
+        assert all(bucket.tokens in engine.token_edges for bucket in recorder.buckets)
+
+
+def test_queries_for_page_scores_are_kept_by_graphs(
+    model: PreTrainedModel, patch: pytest.MonkeyPatch
+) -> None:
+    """Pages are chosen by them, so that drafts and their acceptance are the same."""
+    arms = ("sparse_kv:64:scored",)
+    before, after = (ForcedPlanner(arm=arms[0]) for _ in range(2))
+    expected, _ = texts(model, before, drafters=arms)
+    recorder = use_fake_graphs(patch)
+    ours, engine = texts(model, after, drafters=arms)
+    assert ours == expected
+    assert set(engine.stats.graphs.eager) == {"prefill or catch-up"}
+    assert any(bucket.keeps_queries for bucket in recorder.buckets)
+    assert any(bucket.page_layers > 1 for bucket in recorder.buckets)
+    assert [o.accepted for o in after.observations] == [o.accepted for o in before.observations]
+    assert after.totals()[1] > 0
+
+
+class Waits(TorchDispatchMode):
+    """Operations whose result the host has to wait for: a graph cannot hold them."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        name = str(function).split(".")[1]
+        if name.lstrip("_") in {own.lstrip("_") for own in self.NAMES}:
+            self.seen.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def waits_of(model: PreTrainedModel) -> list[str]:
+    """Of one padded forward; attention is left out, which has a kernel for it."""
+    runner = ModelRunner(model, "torch")
+    runner.allocate(20, PAGE)
+    buckets = Buckets(LIMITS, lambda longest: longest)
+    segments = [segment(3, 40), segment(2, 17)]
+    bucket = buckets.bucket_of(segments, PAGE)
+    attention = TorchBucketAttention(bucket, PAGE)
+    inputs = StaticInputs(bucket, attention, CPU)
+    inputs.load(segments)
+    heads, value_dim = runner.layers[0].num_heads, runner.layers[0].value_dim
+    with pytest.MonkeyPatch.context() as patch, Waits() as waits:
+        patch.setattr(
+            TorchBucketAttention,
+            "attend",
+            lambda self, layer, query, *_: query.new_zeros(query.shape[1], heads, value_dim),
+        )
+        runner.compute(inputs.batch, attention)
+    return waits.seen
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Olmo2"])
+def test_forwards_that_are_captured_never_wait_for_the_device(architecture: str) -> None:
+    assert waits_of(tiny_model(architecture)) == []
+
+
+def test_experts_picked_on_the_host_do_wait() -> None:
+    """Or the test above could not fail."""
+    model = tiny_model("Mixtral")
+    model.config._experts_implementation = "eager"
+    assert waits_of(model)
+
+
+def test_a_bucket_that_cannot_be_captured_is_said_once_and_computed_eagerly(
+    model: PreTrainedModel, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, _ = texts(model, ForcedPlanner())
+    recorder = use_fake_graphs(patch, failure="operation not permitted")
+    with caplog.at_level(logging.WARNING):
+        ours, engine = texts(model, ForcedPlanner())
+    assert ours == expected
+    said = [r.getMessage() for r in caplog.records if "graph_capture_failed" in r.getMessage()]
+    assert len(said) == len(set(said)) == len(recorder.buckets)
+    assert all("operation not permitted" in message for message in said)
+    assert engine.stats.graphs.eager["capture failed"] > len(said)
+    assert engine.stats.graphs.captured == engine.stats.graphs.replayed == 0
+
+
+def test_without_graphs_nothing_is_padded(model: PreTrainedModel) -> None:
+    with Engine(model, config=EngineConfig(kv_tokens=256)) as engine:
+        assert engine.token_edges == ()
+    assert planned_token_edges(model, EngineConfig()) == ()
+
+
+def test_models_that_wait_for_the_device_are_refused_graphs() -> None:
+    experts = tiny_model("Mixtral")
+    experts.config._experts_implementation = "eager"
+    reason = uncapturable(experts)
+    assert reason is not None
+    assert "MixtralExperts picks its experts on the host" in reason
+    experts.config._experts_implementation = "grouped_mm"
+    assert uncapturable(experts) is None
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    growing = uncapturable(tiny_model("Llama", rope_parameters=rope))
+    assert growing is not None
+    assert "grows with the longest position" in growing
+    assert uncapturable(tiny_model("Llama")) is None
+
+
+def test_refused_models_are_named_in_a_warning(
+    patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = use_fake_graphs(patch)
+    experts = tiny_model("Mixtral")
+    experts.config._experts_implementation = "eager"
+    with caplog.at_level(logging.WARNING):
+        texts(experts, ForcedPlanner())
+    assert "cuda_graphs_left_out" in caplog.text
+    assert "MixtralForCausalLM" in caplog.text
+    assert recorder.captures == 0
+
+
+def test_our_cost_model_is_told_the_edges_and_a_planner_of_ones_own_is_left_alone() -> None:
+    """Tokens up to the next edge cost nothing."""
+    told = planner_of("goodput", (4, 16))
+    assert isinstance(told, Controller)
+    seconds = told.cost.verify_seconds(np.array([3.0, 4.0, 5.0, 16.0]), 100.0, 1)
+    assert seconds[0] == seconds[1] < seconds[2] == seconds[3]
+    plain = planner_of("goodput")
+    assert isinstance(plain, Controller)
+    assert not plain.has_own_estimates
+    seconds = plain.cost.verify_seconds(np.array([3.0, 4.0, 5.0]), 100.0, 1)
+    assert seconds[0] < seconds[1] < seconds[2]
+    own = ForcedPlanner()
+    assert planner_of(own, (4, 16)) is own
+    static = planner_of({"kind": "static", "drafter": "ngram", "num_draft_tokens": 3}, (4, 16))
+    assert isinstance(static, Controller)
+    assert not static.learns
