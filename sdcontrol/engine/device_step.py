@@ -40,11 +40,11 @@ def verify_of(verifier: Verifier, *, has_kernels: bool) -> Verify:
 def verify_on_device(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verdict]:
     """See `Verifier.verify`; one copy to the device, one back. No processor may need the prefix.
 
-    The tasks' rows are all rows of `logits`, in order.
+    Every row of `logits` belongs to a task.
     """
     from sdcontrol.engine.kernels.coupled_kernels import sample_scores, walk_drafts
 
-    rows = [row for task in tasks for row in Walk(task).open_rows().values()]
+    rows = _rows(tasks)
     drafts = [task.draft for task in tasks]
     counts = [len(draft.tokens) if draft else 0 for draft in drafts]
     nodes = [(draft.tokens, draft.parents) for draft in drafts if draft]
@@ -74,6 +74,14 @@ def verify_on_device(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verdic
         verdicts=verdicts,
     )
     return [_verdict(row) for row in verdicts.tolist()]
+
+
+def _rows(tasks: Sequence[VerifyTask]) -> list[Row]:
+    """In the order of the logits: forwards pack requests as they like."""
+    by_index: dict[int, Row] = {}
+    for task in tasks:
+        by_index |= Walk(task).open_rows()
+    return [by_index[index] for index in range(len(by_index))]
 
 
 def _int64(values: Sequence[int]) -> NDArray[np.int64]:
