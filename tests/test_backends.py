@@ -111,7 +111,7 @@ def test_the_interpreted_engine_gives_the_text_of_the_torch_one(
 
 
 @given(
-    free=st.integers(1 << 20, 1 << 36),
+    free=st.integers(1 << 22, 1 << 36),
     fraction=st.sampled_from([0.1, 0.5, 0.95]),
     sizes=st.lists(st.integers(1, 1 << 12), min_size=1, max_size=3),
 )
