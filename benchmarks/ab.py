@@ -194,7 +194,7 @@ def _planted(
     share = 1 / (1 + effect) - 1
 
     def wrap(arm: str, planner: Planner) -> Planner:
-        return Slowed(planner, share) if arm == "second" else planner
+        return Slowed(planner, share if arm == "second" else 0.0)  # the wrapper costs both the same
 
     results, _ = _run(plan, models, folder / f"planted{effect}", wrap)
     found = results.comparisons[0]
