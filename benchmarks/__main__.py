@@ -14,6 +14,7 @@ COMMANDS = (
     ("benchmarks.replay", "--json"),
     ("benchmarks.fidelity", "--json"),
     ("benchmarks.ab",),
+    ("benchmarks.gpu",),
 )
 
 

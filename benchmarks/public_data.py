@@ -11,13 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sdcontrol.engine import bundled
-from sdcontrol.engine.drafters.ngram import MAX_DRAFT_TOKENS, matched_lengths
-from sdcontrol.engine.drafters.ngram_index import NgramIndex
-from sdcontrol.outcomes import DEPTH, ArmOutcomes
+from sdcontrol.experiments.sources import ngram_outcomes
 from sdcontrol.traces.acceptance_process import AcceptanceProcess, HardStretches
 from sdcontrol.traces.importers import read_azure, read_mooncake, read_texts, tokenizer_from
 from sdcontrol.traces.workload import Workload
@@ -26,7 +21,6 @@ from sdcontrol.traces.workloads import mixture, with_contexts_of, with_drafters
 __all__ = ["DATA", "PROCESSES", "WORKLOADS", "workload"]
 
 DATA = Path(os.environ.get("SDCONTROL_DATA", Path(__file__).parents[2] / "shared" / "data"))
-_MAX_MATCH = 16
 _TOKENIZER = Path(bundled.__file__).parent / "tokenizer" / "tokenizer.json"
 _TEXTS = {"edit": "edit_eval", "chat": "gsm8k_gpt3_175b", "agent": "swe_agent_turns"}
 
@@ -81,16 +75,3 @@ def _part(kind: str) -> Workload:
     drawn = with_drafters(Workload.of(kind, texts), PROCESSES, seed=seed)
     kept = tuple(drawn)
     return Workload(kind, drawn.arms, lambda: kept, drawn.origin)
-
-
-def ngram_outcomes(tokens: NDArray[np.int64], prompt_tokens: int) -> ArmOutcomes:
-    """What the engine's n-gram drafter, in chains, would have had accepted at every position."""
-    text: list[int] = tokens.tolist()
-    accepted = matched_lengths(text, prompt_tokens, DEPTH, max_match=_MAX_MATCH)
-    index, matches = NgramIndex(_MAX_MATCH, text[:prompt_tokens]), []
-    for token in text[prompt_tokens:]:
-        matches.append(index.match_tokens)
-        index.extend((token,))
-    matched = np.array(matches, dtype=np.uint8)
-    limits = np.where(matched > 0, MAX_DRAFT_TOKENS, 0).astype(np.uint8)
-    return ArmOutcomes(accepted.astype(np.uint8), match_tokens=matched, max_draft_tokens=limits)

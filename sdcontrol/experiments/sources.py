@@ -32,7 +32,16 @@ from sdcontrol.traces.what_if import settings_of, workload_of
 from sdcontrol.traces.workload import SimulatedRequest, Workload
 from sdcontrol.traces.workloads import GeneratedWorkload
 
-__all__ = ["FORMATS", "Format", "Opened", "Source", "arrivals_of", "format_of", "open_source"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Opened",
+    "Source",
+    "arrivals_of",
+    "format_of",
+    "ngram_outcomes",
+    "open_source",
+]
 
 Format = Literal["trace", "azure", "mooncake", "vllm", "text", "generated"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -124,12 +133,12 @@ def _texts(source: Source) -> Imported:
         raise ConfigError(
             f"{source.path} holds texts; give --tokenizer tokenizer.json, of the model that is meant"
         )
-    found = read_texts(source.path, tokenizer_from(source.tokenizer), _ngram_outcomes)
+    found = read_texts(source.path, tokenizer_from(source.tokenizer), ngram_outcomes)
     kept = Workload.of(found.workload.name, found.workload, **found.workload.origin)
     return replace(found, workload=kept)  # matching a text takes longer than simulating it
 
 
-def _ngram_outcomes(tokens: NDArray[np.int64], prompt_tokens: int) -> ArmOutcomes:
+def ngram_outcomes(tokens: NDArray[np.int64], prompt_tokens: int) -> ArmOutcomes:
     """What the engine's n-gram drafter, in chains, would have had accepted at every position."""
     from sdcontrol.engine.drafters.ngram import MAX_DRAFT_TOKENS, matched_lengths
     from sdcontrol.engine.drafters.ngram_index import NgramIndex
