@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sdcontrol.cli import main
+from sdcontrol.cli import ab_devices, main
 from sdcontrol.experiments.live import LiveRunner
 from sdcontrol.experiments.results import Results
 
@@ -58,6 +58,22 @@ def test_a_comparison_runs_live_and_says_the_same_everywhere(
     assert "--resume" in capsys.readouterr().err
     assert main(["ab", str(config), *output, "--resume"]) == 0
     assert "all 2 planned blocks were run" in capsys.readouterr().out
+
+
+def test_live_runs_of_a_matrix_go_to_a_device_each(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices that are there everywhere stand for GPUs; three runs on two of them."""
+    monkeypatch.setattr(ab_devices, "gpus", lambda: ["cpu", "cpu:0"])
+    plan = tmp_path / "sweep.yaml"
+    plan.write_text(
+        config.read_text("utf-8") + "matrix: {workload.num_tokens: [4, 5, 6]}\n", "utf-8"
+    )
+    arguments = ["--output", str(tmp_path / "runs"), "--workers", "2", "--json"]
+    assert main(["ab", str(plan), *arguments, str(tmp_path / "out.json")]) == 0
+    found = [Results.load(path) for path in sorted((tmp_path / "runs").glob("*/results.json"))]
+    assert [results.config["device"] for results in found] == ["cpu", "cpu:0", "cpu"]
+    assert all(results.is_complete and not results.is_simulated for results in found)
 
 
 def test_an_open_loop_counts_waiting(

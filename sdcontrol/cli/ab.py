@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sdcontrol.experiments.run import Watcher
     from sdcontrol.experiments.runner import Runner
 
-__all__ = ["add_ab"]
+__all__ = ["add_ab", "runner_of"]
 
 _DESCRIPTION = "Compare policies as a file says: fair blocks, intervals, one report."
 
@@ -48,7 +48,11 @@ def add_ab(commands: Commands) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with what was interrupted")
     parser.add_argument("--overwrite", action="store_true", help="begin anew, whatever is there")
     parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="runs of a matrix at a time (traces)"
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs of a matrix at a time: traces on cores, live ones on a GPU each",
     )
     parser.add_argument("--ray", action="store_true", help="runs of a matrix on Ray (traces)")
 
@@ -82,17 +86,18 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _run_all(options: argparse.Namespace, experiments: "Sequence[Experiment]") -> "list[Results]":
+    from sdcontrol.cli import ab_devices
     from sdcontrol.experiments.sweep import run_apart
 
     if options.workers > 1 or options.ray:
-        found = run_apart(
-            experiments,
-            Path(options.output),
-            workers=options.workers,
-            on_ray=options.ray,
-            resume=options.resume,
-            overwrite=options.overwrite,
-        )
+        again = {"resume": options.resume, "overwrite": options.overwrite}
+        output, workers = Path(options.output), options.workers
+        devices = ab_devices.gpus()[:workers] if workers > 1 and not options.ray else []
+        if len(devices) > 1 and all(one.backend == "live" for one in experiments):
+            found = ab_devices.run_on_devices(experiments, output, devices, **again)
+        else:
+            on_ray = options.ray
+            found = run_apart(experiments, output, workers=workers, on_ray=on_ray, **again)
         for results in found:
             _show(results, Path(options.output) / results.name)
         return found
@@ -110,7 +115,7 @@ def _run_one(options: argparse.Namespace, experiment: "Experiment") -> "Results"
 
     path = Path(options.output) / experiment.name
     folder = RunFolder(path, experiment, resume=options.resume, overwrite=options.overwrite)
-    runner = _runner(experiment)
+    runner = runner_of(experiment)
     try:
         with _watching(experiment.name) as watcher:
             results = run_experiment(experiment, runner, folder, watcher)
@@ -120,7 +125,8 @@ def _run_one(options: argparse.Namespace, experiment: "Experiment") -> "Results"
     return results
 
 
-def _runner(experiment: "Experiment") -> "Runner":
+def runner_of(experiment: "Experiment") -> "Runner":
+    """What runs an arm through a block: models are loaded here."""
     if experiment.backend == "trace":
         from sdcontrol.experiments.replayed import TraceRunner
 

@@ -1,6 +1,6 @@
 """Many simulated comparisons at once: on the cores of this machine, or on Ray.
 
-Live comparisons are run in turn, since they would disturb each other's times. Knows experiments and
+Live comparisons are refused here, since they would disturb each other's times. Knows experiments and
 folders; nothing of what a comparison is.
 """
 
@@ -38,8 +38,8 @@ def run_apart(
     live = [experiment.name for experiment in experiments if experiment.backend == "live"]
     if live:
         raise ConfigError(
-            f"{live[0]} runs live, where runs beside each other would spoil each other's times; "
-            "leave out --workers and --ray, or set backend: trace"
+            f"{live[0]} runs live, where runs beside each other would spoil each other's times unless "
+            "each has a GPU; leave out --workers and --ray, or set backend: trace"
         )
     jobs: list[Job] = [
         (experiment.resolved(), str(output / experiment.name), resume, overwrite)
