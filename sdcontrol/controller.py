@@ -8,7 +8,7 @@ and passes each recorded observation's faults to `plan`.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -61,7 +61,8 @@ class Controller:
     policy. `cost` and `acceptance` default to the online estimators; a `cost` with an `update`
     method learns from observations too. A policy that raises, plans the impossible or takes longer
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
-    are off until `reset`. `seed` is for policies that draw.
+    are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which the
+    engine pads a forward (graph buckets), for our own cost.
     """
 
     def __init__(
@@ -73,16 +74,18 @@ class Controller:
         seed: int = 0,
         plan_budget_seconds: float = 0.5,
         max_draft_tokens: int = 8,
+        token_edges: Sequence[int] = (),
         clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
         self.policy, self.policy_config = _built(policy)
-        self.cost: Cost = cost if cost is not None else OnlineCost()
+        self.cost: Cost = cost if cost is not None else OnlineCost(token_edges=token_edges)
         self.acceptance: Acceptance = (
             acceptance if acceptance is not None else AcceptanceEstimator(max_draft_tokens)
         )
         self.seed = seed
         self.plan_budget_seconds = plan_budget_seconds
         self.max_draft_tokens = max_draft_tokens
+        self.token_edges = tuple(token_edges)
         self.faults: Counter[str] = Counter()
         self.is_quarantined = False
         self.drafts: bool = getattr(self.policy, "drafts", True)

@@ -14,7 +14,6 @@ from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.errors import ConfigError, UnknownName
-from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.policies import Policy, PolicyConfig, parse
 
 __all__ = ["PolicyLike", "arms_of", "check_policy_drafter", "engine_config", "planner_of"]
@@ -28,14 +27,9 @@ def planner_of(policy: PolicyLike, token_edges: Sequence[int] = ()) -> Planner:
 
     `token_edges` are the engine's: our cost model is told, a planner of one's own has its own.
     """
-    if isinstance(policy, (str, Mapping, PolicyConfig)):
-        policy = parse(policy)
-    elif not isinstance(policy, Policy):
-        return policy
-    controller = Controller(policy=policy)
-    if not (token_edges and controller.learns):
-        return controller
-    return Controller(policy=policy, cost=OnlineCost(token_edges=token_edges))
+    if isinstance(policy, (str, Mapping, PolicyConfig, Policy)):
+        return Controller(policy=policy, token_edges=token_edges)
+    return policy
 
 
 def arms_of(drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]") -> list[str]:

@@ -53,5 +53,5 @@ class Learned(Policy):
         return self._goodput.refine(view, plan, confidence, Belief(belief.survival, cost))
 
     def update(self, observation: Observation) -> None:
-        """Learn what `goodput` learns: the running rate and what probes may cost."""
+        """Learn what `goodput` learns: what probes may cost."""
         self._goodput.update(observation)

@@ -109,6 +109,7 @@ def controller_of(trace: Trace) -> Controller:
             seed=facts.seed,
             plan_budget_seconds=facts.plan_budget_seconds,
             max_draft_tokens=facts.max_draft_tokens,
+            token_edges=facts.token_edges,
             clock=None,
         )
     except ConfigError as error:

@@ -38,6 +38,7 @@ class ControllerFacts(_Record):
     seed: int
     max_draft_tokens: int = Field(ge=1)
     plan_budget_seconds: float = Field(gt=0)
+    token_edges: tuple[int, ...] = Field((), description="what the engine pads forwards to")
     has_own_estimates: bool = Field(False, description="its cost or acceptance was given to it")
     steps_before: int = Field(0, ge=0, description="observed before the recording began")
 
