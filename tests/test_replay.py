@@ -77,6 +77,16 @@ def test_replay_of_a_learned_policy_needs_its_trace_alone(tmp_path: Path, model_
     assert str(tmp_path) not in (tmp_path / "t" / "trace.json").read_text()
 
 
+def test_graph_buckets_are_part_of_the_recording(tmp_path: Path) -> None:
+    """Tokens up to the next edge are free: forgotten edges would give other plans."""
+    edges = (8, 24, 64)
+    with Recorder(Controller("goodput", token_edges=edges), tmp_path / "trace") as recorder:
+        decode(recorder, 40)
+    trace = Trace(tmp_path / "trace")
+    assert replay_exactly(trace).is_exact
+    assert not replay_exactly(trace, controller=Controller("goodput", clock=None)).is_exact
+
+
 def test_refinements_are_replayed(tmp_path: Path) -> None:
     with Recorder(Controller("goodput"), tmp_path / "t") as recorder:
         decode(recorder, 80)

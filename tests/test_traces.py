@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,10 +181,12 @@ def test_full_disk_ends_the_recording_and_not_the_run(
     recorder = Recorder(Controller("static:ngram:2"), tmp_path / "t")
     decode(recorder, 300)
     monkeypatch.setattr(writer_module, "write_part", _no_space)
+    given_up = time.monotonic() + 60.0
     with capture_logs() as logs:
-        observations = decode(recorder, 1200)
-    assert len(observations) == 1200
+        while not logs and time.monotonic() < given_up:  # another thread writes, when it is let
+            assert len(decode(recorder, 100)) == 100
     assert [log["event"] for log in logs] == ["recording_stopped"]
+    assert len(decode(recorder, 100)) == 100
     with pytest.raises(TraceError, match="no space"):
         recorder.close()
     assert Trace(tmp_path / "t").cut
