@@ -1,5 +1,6 @@
 """Run every benchmark: `python -m benchmarks`."""
 
+import argparse
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ COMMANDS = (
 
 def main() -> int:
     """Run them one after the other; 1 if any failed."""
+    argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__).parse_args()
     failed = 0
     for module, *arguments in COMMANDS:
         print(f"==> python -m {module} {' '.join(arguments)}", flush=True)

@@ -1,4 +1,4 @@
-"""How large everything is: on a GPU the shapes and cells of the issue, elsewhere tiny ones.
+"""How large everything is: on a GPU the shapes and cells of an 8B model, elsewhere tiny ones.
 
 Knows shapes and numbers; nothing of torch. Contexts are multiples of the block size.
 """

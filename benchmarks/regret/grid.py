@@ -15,7 +15,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "free": ("prose",),
     "mixed": ("copy", "code", "prose", "records"),
 }
-"""Kinds of prompt as the issue names them, by the bundled data's names."""
+"""Kinds of prompt as they are told apart here, by the bundled data's names."""
 
 RATES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "copy": {"ngram": (0.90, 0.93), "sparse_kv": (0.92,), "draft_model": (0.75, 0.80)},
