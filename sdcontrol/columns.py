@@ -1,43 +1,67 @@
-"""A view as arrays: one column per request, read from its objects once.
+"""Views and observations as arrays: one column per request, read from their objects once.
 
 Every estimator and policy that computes over the batch starts here. Knows nothing of what hints
 mean for acceptance or cost. Requests are the last axis everywhere.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.core import BatchView, FloatArray, Hint, RequestView
+from sdcontrol.compiled import compiled
+from sdcontrol.core import BatchView, FloatArray, Hint, Observation, RequestView
+from sdcontrol.errors import ObservationError
 
-__all__ = ["NO_LIMIT", "NO_MATCH", "Columns", "columns_of"]
+__all__ = [
+    "ACCEPTED",
+    "ARM",
+    "DRAFTED",
+    "EMITTED",
+    "NOBODY",
+    "NO_LIMIT",
+    "NO_MATCH",
+    "PROPOSED",
+    "SHADOWS",
+    "Columns",
+    "Outcomes",
+    "columns_of",
+    "outcomes_of",
+]
 
 IntArray = NDArray[np.int64]
 
 NO_LIMIT = 1 << 30  # draft tokens, where a hint sets no limit
 NO_MATCH = -1  # matched tokens, where a hint does not speak of matches
 
+ARM, DRAFTED, PROPOSED, ACCEPTED, EMITTED, SHADOWS = range(6)  # rows of `Outcomes.table`
+NOBODY = -1  # arm of a request that did not draft; tokens of a shadow that nobody knows
+
 _NO_HINT = Hint()
-_NOTHING_SAID = np.array([NO_LIMIT, NO_MATCH, 0])[:, None, None]  # tokens: limit, match, catch-up
-_LEAST = np.array([0, NO_MATCH, 0])[:, None, None]
+_COUNTED = ("plan", "drafted", "proposed", "accepted", "emitted")
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """The requests of a view, `[requests]`, and their hints, `[arms, requests]`. Do not write."""
 
     arms: tuple[str, ...]  # whatever any request may use, in order of first appearance
+    is_allowed: NDArray[np.bool_]  # [arms, requests]
     context_tokens: IntArray
     remaining_tokens: IntArray
-    is_allowed: NDArray[np.bool_]  # [arms, requests]
     max_draft_tokens: IntArray  # at least 0, `NO_LIMIT` where no hint limits it
     match_tokens: IntArray  # at least 0, or `NO_MATCH`
     confidence: FloatArray  # NaN where nothing is known
     catch_up_tokens: IntArray
-    all_allowed: bool  # every request may use every arm
+    kv_tokens: int  # of all requests
+
+
+class Outcomes(NamedTuple):
+    """What came of a step, as arrays. Do not write."""
+
+    arms: tuple[str, ...]  # the view's, then others that were used or scored in shadow
+    table: IntArray  # [SHADOWS + shadows, requests]; row `ARM` by index in `arms`, or `NOBODY`
+    shadows: tuple[int, ...]  # the arm of each shadow, by index in `arms`
 
 
 def columns_of(view: BatchView) -> Columns:
@@ -49,66 +73,114 @@ def columns_of(view: BatchView) -> Columns:
     return kept
 
 
+def outcomes_of(observation: Observation) -> Outcomes:
+    """The columns of `observation`, made at the first call and kept with it.
+
+    Raises `ObservationError` where one is not as long as the view.
+    """
+    kept = observation._columns
+    if not isinstance(kept, Outcomes):
+        kept = _read_outcomes(observation)
+        object.__setattr__(observation, "_columns", kept)
+    return kept
+
+
 def _read(requests: tuple[RequestView, ...]) -> Columns:
     menus = [request.drafters for request in requests]
-    all_allowed = bool(menus) and menus.count(menus[0]) == len(menus)
-    distinct = menus[:1] if all_allowed else dict.fromkeys(menus)
+    is_uniform = bool(menus) and menus.count(menus[0]) == len(menus)
+    distinct = menus[:1] if is_uniform else dict.fromkeys(menus)
     arms = tuple(dict.fromkeys([arm for menu in distinct for arm in menu]))
-    counts = np.empty((3, len(arms), len(requests)), np.int64)
-    counts[:] = _NOTHING_SAID
-    columns = Columns(
-        arms=arms,
-        context_tokens=np.array([request.context_tokens for request in requests], np.int64),
-        remaining_tokens=np.array([request.remaining_tokens for request in requests], np.int64),
-        is_allowed=_everything(counts.shape[1:]) if all_allowed else _allowed(arms, menus),
-        max_draft_tokens=counts[0],
-        match_tokens=counts[1],
-        confidence=_unknown(counts.shape[1:]),
-        catch_up_tokens=counts[2],
-        all_allowed=all_allowed,
-    )
+    shape = len(arms), len(requests)
     hints = [request.hints for request in requests]
     hinted = set().union(*hints)
-    for index, arm in enumerate(arms):
+    values: list[float | None] = [arm in hinted for arm in arms]
+    values += [request.context_tokens for request in requests]
+    values += [request.remaining_tokens for request in requests]
+    for arm in arms:
         if arm in hinted:
-            _read_hints(columns, index, [menu.get(arm, _NO_HINT) for menu in hints])
-    np.maximum(counts, _LEAST, out=counts)
-    return columns
+            column = [menu.get(arm, _NO_HINT) for menu in hints]
+            values += [hint.max_draft_tokens for hint in column]
+            values += [hint.match_tokens for hint in column]
+            values += [hint.confidence for hint in column]
+            values += [hint.catch_up_tokens for hint in column]
+    is_allowed = _everything(shape) if is_uniform else _allowed(arms, menus)
+    return Columns(arms, is_allowed, *_sorted_out(np.array(values, np.float64), *shape))
 
 
 @lru_cache
-def _everything(shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def _everything(shape: tuple[int, int]) -> NDArray[np.bool_]:
     return np.ones(shape, np.bool_)  # shared by columns, which nobody writes to
 
 
-def _unknown(shape: tuple[int, ...]) -> FloatArray:
-    confidence = np.empty(shape)
-    confidence.fill(np.nan)
-    return confidence
-
-
-def _allowed(arms: tuple[str, ...], menus: Sequence[tuple[str, ...]]) -> NDArray[np.bool_]:
+def _allowed(arms: tuple[str, ...], menus: list[tuple[str, ...]]) -> NDArray[np.bool_]:
     rows = {menu: [arm in menu for arm in arms] for menu in dict.fromkeys(menus)}
     allowed = np.array([rows[menu] for menu in menus], np.bool_).reshape(len(menus), len(arms))
     return np.ascontiguousarray(allowed.T)
 
 
-def _read_hints(columns: Columns, arm: int, hints: Sequence[Hint]) -> None:
-    """Fill in what the hints of one arm say."""
-    _fill(columns.max_draft_tokens, arm, [hint.max_draft_tokens for hint in hints], NO_LIMIT)
-    _fill(columns.match_tokens, arm, [hint.match_tokens for hint in hints], NO_MATCH)
-    _fill(columns.confidence, arm, [hint.confidence for hint in hints], np.nan)
-    catch_up = [hint.catch_up_tokens for hint in hints]
-    if any(catch_up):
-        columns.catch_up_tokens[arm] = catch_up
+@compiled(
+    "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1], float64[:,::1], int64[:,::1], int64))"
+    "(float64[::1], int64, int64)"
+)
+def _sorted_out(
+    values: FloatArray, arms: int, requests: int
+) -> tuple[IntArray, IntArray, IntArray, IntArray, FloatArray, IntArray, int]:
+    """The numeric columns, of values in the order in which `_read` lists them; NaN is None."""
+    context, remaining = np.empty(requests, np.int64), np.empty(requests, np.int64)
+    for r in range(requests):
+        context[r], remaining[r] = values[arms + r], values[arms + requests + r]
+    shape = arms, requests
+    limit, match = np.full(shape, NO_LIMIT), np.full(shape, NO_MATCH)
+    confidence, catch_up = np.full(shape, np.nan), np.zeros(shape, np.int64)
+    at = arms + 2 * requests
+    for a in range(arms):
+        if values[a] == 0.0:
+            continue
+        for r in range(requests):
+            if not np.isnan(values[at + r]):
+                limit[a, r] = max(values[at + r], 0.0)
+            if not np.isnan(values[at + requests + r]):
+                match[a, r] = max(values[at + requests + r], float(NO_MATCH))
+            confidence[a, r] = values[at + 2 * requests + r]
+            catch_up[a, r] = max(values[at + 3 * requests + r], 0.0)
+        at += 4 * requests
+    return context, remaining, limit, match, confidence, catch_up, int(context.sum())
 
 
-def _fill(
-    table: IntArray | FloatArray, arm: int, values: Sequence[float | None], missing: float
-) -> None:
-    """Write the row of `arm`, with `missing`, which it holds already, in the place of None."""
-    unknown = values.count(None)
-    if unknown == 0:
-        table[arm] = values  # type: ignore[assignment]
-    elif unknown < len(values):
-        table[arm] = [missing if value is None else value for value in values]
+def _read_outcomes(observation: Observation) -> Outcomes:
+    arms, choices = columns_of(observation.view).arms, observation.plan.choices
+    shadow, index = observation.shadow, _positions(arms)
+    try:
+        used = [index[choice.drafter] for choice in choices]
+        shadows = tuple([index[arm] for arm in shadow])
+    except KeyError:  # an arm that the view does not know
+        drafters = [choice.drafter for choice in choices if choice.drafter is not None]
+        arms = tuple(dict.fromkeys([*arms, *drafters, *shadow]))
+        index = _positions(arms)
+        used = [index[choice.drafter] for choice in choices]
+        shadows = tuple([index[arm] for arm in shadow])
+    columns = (
+        used,
+        observation.drafted,
+        observation.proposed,
+        observation.accepted,
+        observation.emitted,
+        *shadow.values(),
+    )
+    num_requests = len(observation.view.requests)
+    values: list[int | None] = []
+    for column, name in zip(columns, (*_COUNTED, *shadow), strict=True):
+        if len(column) != num_requests:
+            raise ObservationError(
+                f"{len(column)} entries in {name} for {num_requests} requests; give one each"
+            )
+        values += column
+    if shadow:
+        values = [NOBODY if value is None else value for value in values]
+    table = np.array(values, np.int64).reshape(len(columns), num_requests)
+    return Outcomes(arms, table, shadows)
+
+
+@lru_cache
+def _positions(arms: tuple[str, ...]) -> dict[str | None, int]:
+    return {None: NOBODY, **{arm: index for index, arm in enumerate(arms)}}

@@ -18,6 +18,7 @@ from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.logs import EventLog
+from sdcontrol.waiting import Waiting
 
 if TYPE_CHECKING:
     from sdcontrol.policies.base import Policy, PolicyConfig
@@ -97,12 +98,16 @@ class Controller:
         self._pending: list[str] = []
         self._fault_steps: list[int] = []
         self._believed: tuple[BatchView, Belief] | None = None
+        self._unlearnt: list[Observation] = []
+        self._waiting = Waiting()
 
     def belief(self, view: BatchView) -> Belief:
         """What is believed of `view` now: survival of drafts, and costs."""
         if self._believed is None or self._believed[0] is not view:
             survival = self.acceptance.survival(view, self.max_draft_tokens)
-            self._believed = view, Belief(_finite(survival), self.cost)
+            if not isinstance(self.acceptance, AcceptanceEstimator):  # whose numbers are finite
+                survival = _finite(survival)
+            self._believed = view, Belief(survival, self.cost)
         return self._believed[1]
 
     def plan(self, view: BatchView, *, faults: tuple[str, ...] = ()) -> Plan:
@@ -155,7 +160,9 @@ class Controller:
         self._count_faults(observation)
         self._believed = None
         if self.learns:
-            self._learn(observation)
+            self._unlearnt.append(observation)
+            if not self._waiting.may_wait(observation, len(self._unlearnt)):
+                self._learn()
         if self.is_quarantined:
             return
         try:
@@ -163,11 +170,13 @@ class Controller:
         except Exception as error:
             self._fault(observation.view, "update_raised", error)
 
-    def _learn(self, observation: Observation) -> None:
-        self.acceptance.update(observation)
+    def _learn(self) -> None:
         update_cost = getattr(self.cost, "update", None)
-        if update_cost is not None:
-            update_cost(observation)
+        while self._unlearnt:
+            observation = self._unlearnt.pop(0)
+            self.acceptance.update(observation)
+            if update_cost is not None:
+                update_cost(observation)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

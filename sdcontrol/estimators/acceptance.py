@@ -16,26 +16,46 @@ by node: P(node is accepted) takes the place of the hazard.
 """
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.columns import columns_of
+from sdcontrol.columns import ACCEPTED as ACCEPTED_TOKENS
+from sdcontrol.columns import ARM, NOBODY, PROPOSED, Outcomes, columns_of, outcomes_of
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Confidence, FloatArray, Observation, Plan
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.averages import ArmAverages
 from sdcontrol.estimators.confidence import ConfidenceCalibration, flattened, given
 from sdcontrol.estimators.deviations import ACCEPTED, ODDS_RATIO, TESTED, VARIANCE, Deviations
-from sdcontrol.estimators.evidence import NOBODY, outcomes_of, prove
-from sdcontrol.estimators.hints import buckets_of
+from sdcontrol.estimators.evidence import (
+    KNOWN,
+    NO_NODES,
+    OBSERVED,
+    Known,
+    Observed,
+    node_table,
+    prove,
+)
+from sdcontrol.estimators.hints import bucket_of, buckets_of
 from sdcontrol.estimators.learning import learn
 
-__all__ = ["AcceptanceEstimator"]
+__all__ = ["AcceptanceEstimator", "Survival"]
 
 IntArray = NDArray[np.int64]
 
 _OWN_SHRINK_TOKENS = 16.0  # tokens that the model is worth against a request's own counts
+_NO_CONFIDENCE = flattened(())
+
+
+class Survival(dict[str, FloatArray]):
+    """By arm, `[requests, K]`: rows of `table`, `[arms, requests, K]`, in the order of the keys."""
+
+    def __init__(self, arms: tuple[str, ...], table: FloatArray) -> None:
+        super().__init__(zip(arms, table, strict=True))
+        self.arms = arms
+        self.table = table
 
 
 class AcceptanceEstimator:
@@ -54,28 +74,28 @@ class AcceptanceEstimator:
         self._requests = Deviations(max_draft_tokens, num_arms)
         self._calibration = ConfidenceCalibration(num_arms)
         self._is_tree: NDArray[np.bool_] = np.zeros(num_arms, np.bool_)
-        self._index_of: dict[str | None, int] = {None: NOBODY}
-        self._index_of.update(self._averages.index_of)
+        self._seated: tuple[BatchView, IntArray] | None = None  # see `_slots`
         self._believed: dict[tuple[str, ...], IntArray] = {}  # see `_index`
         self._columns: dict[tuple[str, ...], IntArray] = {}  # see `_column_of`
 
     # what is believed
 
-    def survival(self, view: BatchView, max_tokens: int | None = None) -> dict[str, FloatArray]:
+    def survival(self, view: BatchView, max_tokens: int | None = None) -> Survival:
         """By arm, `[requests, K]`: P(draft node j is accepted); 0 where it may not be used."""
         columns = columns_of(view)
-        survival = _believe(
+        table = _believe(
             self._index(columns.arms),
             (self._averages.odds, self._is_tree),
-            (self._requests.slots(view), self._requests.state, self._requests.counts),
+            (self._slots(view), self._requests.state, self._requests.counts),
             (
-                buckets_of(columns.match_tokens, columns.confidence),
                 columns.max_draft_tokens,
+                columns.match_tokens,
+                columns.confidence,
                 columns.is_allowed,
             ),
             min(max_tokens or self.max_draft_tokens, self.max_draft_tokens),
         )
-        return dict(zip(columns.arms, survival, strict=True))
+        return Survival(columns.arms, table)
 
     def _index(self, arms: tuple[str, ...]) -> IntArray:
         """Where each arm's average is, `[arms]`."""
@@ -121,32 +141,47 @@ class AcceptanceEstimator:
     # what is learnt
 
     def update(self, observation: Observation) -> None:
-        """Learn from the drafts that were verified, and from free drafters' shadows.
-
-        Raises `ObservationError` where the observation does not fit its view.
-        """
-        view, averages, requests = observation.view, self._averages, self._requests
+        """Learn from one step. Raises `ObservationError` for columns of unequal length."""
+        if not observation.view.requests:
+            return
+        view, outcomes = observation.view, outcomes_of(observation)
         self._know(observation)
         self._notice_trees(observation)
-        outcomes = outcomes_of(observation, self._index_of, self.max_draft_tokens)
+        columns, averages, nodes = columns_of(view), self._averages, observation.accepted_nodes
+        confidence = _NO_CONFIDENCE
         if observation.confidence is not None:
-            self._calibration.update(outcomes.submitted, outcomes.confidence, self._is_tree)
-        columns = columns_of(view)
-        column_of = self._column_of(columns.arms)
-        evidence = prove(
-            outcomes,
-            self._is_tree,
-            self._calibration.curve,
-            column_of=column_of,
-            limits=columns.max_draft_tokens,
-            depth=self.max_draft_tokens,
-        )
-        learn(
-            evidence,
-            (requests.admit(view), requests.state, requests.counts),
-            (column_of, buckets_of(columns.match_tokens, columns.confidence)),
+            confidence = flattened(observation.confidence)
+            self._calibrate(outcomes, confidence)
+        table = NO_NODES if nodes is None else node_table(nodes, self.max_draft_tokens)
+        column_of, requests = self._column_of(columns.arms), self._requests
+        slots = self._admit(view)
+        _absorb(
+            (outcomes.table, _indices(outcomes.shadows), self._index(outcomes.arms)),
+            (self._is_tree, table, *confidence, self._calibration.curve),
+            (columns.max_draft_tokens, columns.match_tokens, columns.confidence, column_of),
+            (slots, requests.state, requests.counts, requests.last_seen, view.step),
             averages.tables,
         )
+
+    def _calibrate(self, outcomes: Outcomes, confidence: tuple[FloatArray, IntArray]) -> None:
+        used = outcomes.table[ARM]
+        arms = np.where(used < 0, NOBODY, self._index(outcomes.arms)[used])
+        submitted = arms, outcomes.table[PROPOSED], outcomes.table[ACCEPTED_TOKENS]
+        self._calibration.update(submitted, confidence, self._is_tree)
+
+    def _slots(self, view: BatchView) -> IntArray:
+        """The slot of each request, 0 for a new one; looked up once for a view."""
+        if self._seated is None or self._seated[0] is not view:
+            self._seated = view, self._requests.slots(view)
+        return self._seated[1]
+
+    def _admit(self, view: BatchView) -> IntArray:
+        """The slot of each request, once every new one has got one."""
+        slots = self._slots(view)
+        if 0 not in slots.tolist():
+            return slots
+        self._seated = None
+        return self._requests.admit(view)
 
     def _column_of(self, arms: tuple[str, ...]) -> IntArray:
         """Which of the columns of `arms` is of each arm that was seen; `NOBODY` where none is."""
@@ -160,17 +195,14 @@ class AcceptanceEstimator:
 
     def _know(self, observation: Observation) -> None:
         """Room for every arm that was used or scored."""
-        drafters = {choice.drafter: None for choice in observation.plan.choices}
-        new = [
-            arm for arm in (*drafters, *observation.shadow) if arm not in self._averages.index_of
-        ]
-        for arm in new:
-            if arm is not None:
+        known = self._averages.index_of
+        used = dict.fromkeys([choice.drafter for choice in observation.plan.choices])
+        for arm in (*used, *observation.shadow):
+            if arm is not None and arm not in known:
                 self._add(arm)
 
     def _add(self, arm: str) -> None:
         self._averages.add(arm)
-        self._index_of[arm] = self._averages.index_of[arm]
         num_arms = self._averages.num_arms
         self._requests.add_arms(num_arms)
         self._calibration.add_arms(num_arms)
@@ -195,30 +227,57 @@ class AcceptanceEstimator:
 @compiled(
     "float64[:, :, ::1](int64[::1], Tuple((float64[:, :, ::1], boolean[::1])),"
     " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1])),"
-    " Tuple((int64[:, ::1], int64[:, ::1], boolean[:, ::1])), int64)"
+    " Tuple((int64[:, ::1], int64[:, ::1], float64[:, ::1], boolean[:, ::1])), int64)"
 )
 def _believe(
     index: IntArray,  # [arms], among all arms
     averages: tuple[FloatArray, NDArray[np.bool_]],  # odds, is_tree
     requests: tuple[IntArray, FloatArray, FloatArray],  # slots, state, counts
-    hints: tuple[IntArray, IntArray, NDArray[np.bool_]],  # buckets, limits, is_allowed
+    hints: tuple[IntArray, IntArray, FloatArray, NDArray[np.bool_]],  # of `Columns`
     depth: int,
 ) -> FloatArray:
     """Survival, `[arms, requests, depth]`: products of hazards (chains) or rates (trees)."""
     odds, is_tree = averages
     slots, state, counts = requests
-    buckets, limits, is_allowed = hints
+    limits, match_tokens, confidence, is_allowed = hints
     survival = np.zeros((len(index), len(slots), depth))
     for a in range(len(index)):
         arm = index[a]
         for r in range(len(slots)):
             own, ratio = counts[slots[r], arm], state[slots[r], arm, ODDS_RATIO]
-            before = 1.0
+            bucket, before = bucket_of(match_tokens[a, r], confidence[a, r]), 1.0
             for j in range(min(depth, limits[a, r]) if is_allowed[a, r] else 0):
-                own_odds = odds[arm, buckets[a, r], j] * ratio
+                own_odds = odds[arm, bucket, j] * ratio
                 hits = _OWN_SHRINK_TOKENS * own_odds + own[ACCEPTED, j] * (1.0 + own_odds)
                 rate = hits / ((1.0 + own_odds) * (_OWN_SHRINK_TOKENS + own[TESTED, j]))
                 survival[a, r, j] = rate * before
                 if not is_tree[arm]:
                     before = survival[a, r, j]
     return survival
+
+
+@cache
+def _indices(numbers: tuple[int, ...]) -> IntArray:
+    return np.array(numbers, np.int64)
+
+
+@compiled(
+    f"void({OBSERVED}, {KNOWN},"
+    " Tuple((int64[:, ::1], int64[:, ::1], float64[:, ::1], int64[::1])),"
+    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1], int64[::1], int64)),"
+    " UniTuple(float64[:, :, ::1], 4))"
+)
+def _absorb(
+    observed: Observed,
+    known: Known,
+    hints: tuple[IntArray, IntArray, FloatArray, IntArray],  # of `Columns`; see `_column_of`
+    requests: tuple[IntArray, FloatArray, FloatArray, IntArray, int],  # the last: when seen, now
+    averages: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+) -> None:
+    """Prove and learn."""
+    limits, match_tokens, confidence, column_of = hints
+    slots, state, counts, last_seen, step = requests
+    last_seen[slots] = step
+    evidence = prove(observed, known, limits, averages[0].shape[2])
+    buckets = buckets_of(match_tokens, confidence)
+    learn(evidence, (slots, state, counts), (column_of, buckets), averages)

@@ -36,6 +36,7 @@ _DRAFT_SHARE = 0.2  # of a target's forward, that an unmeasured draft model's ta
 _DRIFT_RATE = 0.1
 _DRIFT_LIMIT = 0.2  # running log-ratio of measured to predicted that is called a drift
 _OVERHEAD_RATE = 0.05
+_LONG_CATCH_UP = 1024  # tokens; shorter ones are priced along the line from 1 token to here
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class OnlineCost:
         self._overhead: float | None = None
         self.last_prediction: Prediction | None = None
         self._assumptions: dict[str, RoundPrice] = {}
+        self._lines: dict[tuple[str, ...], FloatArray] = {}
         self._pace = Pace()
         self._regime = Regime()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
@@ -136,6 +138,27 @@ class OnlineCost:
         """What a step costs beside its forwards: the engine's own work and the controller's."""
         return self._prior.overhead_seconds() if self._overhead is None else self._overhead
 
+    def step_table(
+        self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
+    ) -> FloatArray:
+        """See `LinearCost`."""
+        beside = self.overhead_seconds()
+        return self._forward.table(first_tokens, most_draft_tokens, kv_tokens, num_requests, beside)
+
+    def lines(self, families: tuple[str, ...]) -> FloatArray:
+        """See `LinearCost`; kept until the next measurement."""
+        lines = self._lines.get(families)
+        if lines is None:
+            rows = [self._line(family) for family in families]
+            lines = self._lines[families] = np.array(rows).reshape(len(rows), 5)
+        return lines
+
+    def _line(self, family: str) -> tuple[float, float, float, float, float]:
+        price = self._round_price(family)
+        one, many = self.catch_up_seconds(family, 1), self.catch_up_seconds(family, _LONG_CATCH_UP)
+        each = (many - one) / (_LONG_CATCH_UP - 1)
+        return price.constant, price.per_request, price.per_kv_token, one - each, each
+
     # measurements
 
     def update(self, observation: Observation) -> None:
@@ -149,6 +172,7 @@ class OnlineCost:
             return
         self._judge_regime(load, observation.view.step)
         self._assumptions.clear()
+        self._lines.clear()
         if self._forward.update(load, observation.timing.verify_seconds):
             _log.info("speed_changed", step=observation.view.step, speed=self._forward.speed)
         for family, draft in drafts.items():
@@ -178,11 +202,8 @@ class OnlineCost:
 
     def _judge_regime(self, load: VerifyLoad, step: int) -> None:
         """Say so when forwards become bound by something else."""
-        tokens = np.array([1.0, 2.0]) * load.num_tokens
-        kv_tokens = float(load.kv_tokens)
-        seconds, doubled = self._forward.seconds(tokens, kv_tokens, load.num_requests).tolist()
-        regime = self._regime
-        if regime.judge(seconds, doubled):
+        regime, forward = self._regime, self._forward
+        if regime.judge(forward.seconds_of(load), forward.seconds_of(load, times=2)):
             _log.info("regime_changed", regime=regime.bound, reason=regime.reason, step=step)
 
     def _learn_rounds(self, family: str, load: DraftLoad, seconds: float) -> None:

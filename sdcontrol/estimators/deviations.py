@@ -43,7 +43,7 @@ class Deviations:
     def __init__(self, depth: int, num_arms: int) -> None:
         self._slot_of: dict[str, int] = {}
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, 0, -1))
-        self._last_seen: IntArray = np.zeros(_FIRST_SLOTS, dtype=np.int64)
+        self.last_seen: IntArray = np.zeros(_FIRST_SLOTS, dtype=np.int64)  # step, by slot
         self._allocate(_FIRST_SLOTS, num_arms, depth)
 
     def _allocate(self, slots: int, arms: int, depth: int) -> None:
@@ -53,7 +53,7 @@ class Deviations:
     @property
     def num_slots(self) -> int:
         """Requests that there is room for, the unseen one included."""
-        return len(self._last_seen)
+        return len(self.last_seen)
 
     def slots(self, view: BatchView) -> IntArray:
         """The slot of each request of the view, `[requests]`; 0 for one never seen."""
@@ -72,7 +72,7 @@ class Deviations:
             for request_id in new:
                 self._slot_of[request_id] = self._free.pop()
             slots = self.slots(view)
-        self._last_seen[slots] = view.step
+        self.last_seen[slots] = view.step
         return slots
 
     def add_arms(self, num_arms: int) -> None:
@@ -86,7 +86,7 @@ class Deviations:
 
     def _forget_absent(self, step: int) -> None:
         for request_id, slot in list(self._slot_of.items()):
-            if self._last_seen[slot] < step - _KEEP_STEPS:
+            if self.last_seen[slot] < step - _KEEP_STEPS:
                 self._free.append(self._slot_of.pop(request_id))
                 self.state[slot], self.counts[slot] = _BLANK, 0.0
 
@@ -97,4 +97,4 @@ class Deviations:
         self.state[:used_slots, :used_arms] = state
         self.counts[:used_slots, :used_arms] = counts
         self._free.extend(range(slots - 1, used_slots - 1, -1))
-        self._last_seen = np.concatenate([self._last_seen, np.zeros(slots - used_slots, np.int64)])
+        self.last_seen = np.concatenate([self.last_seen, np.zeros(slots - used_slots, np.int64)])

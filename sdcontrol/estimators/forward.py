@@ -69,13 +69,21 @@ class LearntForward:
     def seconds(self, num_tokens: FloatArray, kv_tokens: float, num_requests: int) -> FloatArray:
         """Positive, non-decreasing in tokens and KV tokens; same shape as `num_tokens`."""
         table = self._seconds_on_grid(kv_tokens, num_requests)
-        tokens = self._padded(num_tokens)
-        return interpolated(tokens.ravel(), self._grid, table).reshape(tokens.shape)
+        tokens = _padded(np.ascontiguousarray(num_tokens.ravel()), self._edges)
+        return interpolated(tokens, self._grid, table).reshape(num_tokens.shape)
 
-    def seconds_of(self, load: VerifyLoad) -> float:
-        """Of one forward."""
-        tokens = np.array([load.num_tokens], dtype=float)
-        return float(self.seconds(tokens, float(load.kv_tokens), load.num_requests)[0])
+    def table(
+        self, first_tokens: int, most_more: int, kv_tokens: float, num_requests: int, beside: float
+    ) -> FloatArray:
+        """Seconds of `first_tokens` and up to `most_more` more, `[most_more + 1]`, and `beside`."""
+        seconds = self._seconds_on_grid(kv_tokens, num_requests)
+        tables = self._grid, seconds, self._edges
+        return _read_off(tables, float(first_tokens), most_more, beside)
+
+    def seconds_of(self, load: VerifyLoad, times: int = 1) -> float:
+        """Of one forward, with that many times its tokens."""
+        tokens, kv_tokens = times * load.num_tokens, float(load.kv_tokens)
+        return float(self.table(tokens, 0, kv_tokens, load.num_requests, 0.0)[0])
 
     def update(self, load: VerifyLoad, seconds: float) -> bool:
         """Learn one measurement; whether it completed a change of speed."""
@@ -108,12 +116,11 @@ class LearntForward:
         return times > _FAMILIAR_STEPS
 
     def _features(self, load: VerifyLoad) -> FloatArray:
-        tokens = self._padded(np.array([load.num_tokens], dtype=float))
         kv, requests = float(load.kv_tokens), float(load.num_requests)
         low, high, share = self._nearest_priors(kv, load.num_requests)
-        prior, num_tokens = _mixed(tokens, self._grid, low, high, share), float(tokens[0])
-        per_request = num_tokens * kv / max(requests, 1.0)
-        return np.array([prior, 1.0, num_tokens, kv, requests, per_request])
+        return _featured(
+            (self._grid, low, high, self._edges), share, float(load.num_tokens), kv, requests
+        )
 
     def _seconds_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:
         """Seconds at every point of the token grid, `[grid]`; kept for the next call."""
@@ -156,19 +163,46 @@ class LearntForward:
             self._kept[key] = np.full(self._grid.shape, seconds, dtype=float)
         return self._kept[key]
 
-    def _padded(self, tokens: FloatArray) -> FloatArray:
-        if not len(self._edges):
-            return tokens
-        index = np.minimum(np.searchsorted(self._edges, tokens), len(self._edges) - 1)
-        return np.maximum(self._edges[index], tokens)
+
+@compiled("float64[::1](float64[::1], float64[::1])")
+def _padded(tokens: FloatArray, edges: FloatArray) -> FloatArray:
+    """The sizes that `tokens` are padded to."""
+    padded = tokens.copy()
+    for i in range(len(tokens)):
+        for edge in edges:
+            if edge >= tokens[i]:
+                padded[i] = edge
+                break
+    return padded
 
 
-@compiled("float64(float64[::1], float64[::1], float64[::1], float64[::1], float64)")
-def _mixed(
-    tokens: FloatArray, grid: FloatArray, low: FloatArray, high: FloatArray, share: float
-) -> float:
-    """The mean of two tables at `tokens`, `[1]`, of which the second weighs `share`."""
-    return float(interpolated(tokens, grid, low + share * (high - low))[0])
+@compiled("float64[::1](UniTuple(float64[::1], 3), float64, int64, float64)")
+def _read_off(
+    tables: tuple[FloatArray, FloatArray, FloatArray],
+    first_tokens: float,
+    most_more: int,
+    beside: float,
+) -> FloatArray:
+    """Seconds at every count from `first_tokens` on, and `beside`; of grid, seconds and edges."""
+    grid, seconds, edges = tables
+    tokens: FloatArray = first_tokens + np.arange(most_more + 1)
+    return interpolated(_padded(tokens, edges), grid, seconds) + beside
+
+
+@compiled("float64[::1](UniTuple(float64[::1], 4), float64, float64, float64, float64)")
+def _featured(
+    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    share: float,
+    num_tokens: float,
+    kv_tokens: float,
+    num_requests: float,
+) -> FloatArray:
+    """Prior, 1, T, V, B, T V / B; `tables` are the grid, the prior at two KV counts, and edges."""
+    grid, low, high, edges = tables
+    tokens = _padded(np.full(1, num_tokens), edges)
+    prior = interpolated(tokens, grid, low + share * (high - low))[0]
+    per_request = tokens[0] * kv_tokens / max(num_requests, 1.0)
+    return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request])
 
 
 @compiled(

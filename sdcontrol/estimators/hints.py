@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 
-__all__ = ["NUM_BUCKETS", "buckets_of", "prior_rates"]
+__all__ = ["NUM_BUCKETS", "bucket_of", "buckets_of", "prior_rates"]
 
 IntArray = NDArray[np.int64]
 
@@ -28,17 +28,25 @@ _MATCH_BUCKETS = np.array(
 )
 
 
+@compiled("int64(int64, float64)")
+def bucket_of(match_tokens: int, confidence: float) -> int:
+    """The bucket of one hint of `Columns`; a match goes before a confidence."""
+    if match_tokens >= 0:
+        return int(_MATCH_BUCKETS[min(match_tokens, _LONG_MATCH)])
+    if 0.0 <= confidence <= 1.0:  # False for NaN
+        return _FIRST_CONFIDENCE + min(
+            int(confidence * _CONFIDENCE_BUCKETS), _CONFIDENCE_BUCKETS - 1
+        )
+    return 0
+
+
 @compiled("int64[:, ::1](int64[:, ::1], float64[:, ::1])")
 def buckets_of(match_tokens: IntArray, confidence: FloatArray) -> IntArray:
-    """The bucket of every hint of `Columns`, `[arms, requests]`; a match goes before a confidence."""
+    """The bucket of every hint, `[arms, requests]`."""
     buckets = np.zeros(match_tokens.shape, np.int64)
     for a in range(match_tokens.shape[0]):
         for r in range(match_tokens.shape[1]):
-            if match_tokens[a, r] >= 0:
-                buckets[a, r] = _MATCH_BUCKETS[min(match_tokens[a, r], _LONG_MATCH)]
-            elif 0.0 <= confidence[a, r] <= 1.0:  # False for NaN
-                step = int(confidence[a, r] * _CONFIDENCE_BUCKETS)
-                buckets[a, r] = _FIRST_CONFIDENCE + min(step, _CONFIDENCE_BUCKETS - 1)
+            buckets[a, r] = bucket_of(match_tokens[a, r], confidence[a, r])
     return buckets
 
 

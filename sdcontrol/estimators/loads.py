@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.columns import NO_LIMIT, columns_of
+from sdcontrol.columns import ARM, DRAFTED, NO_LIMIT, columns_of, outcomes_of
 from sdcontrol.compiled import compiled
 from sdcontrol.core import Observation, family_of
 from sdcontrol.estimators.price import sparse_budget
@@ -40,9 +40,6 @@ class DraftLoad:
     catch_up_tokens: int
 
 
-_NOBODY = -1  # arm of a request that did not draft
-
-
 def is_plausible(seconds: float) -> bool:
     """Whether a phase of a step can have taken so long; False for NaN."""
     return _SHORTEST_SECONDS < seconds < _LONGEST_SECONDS
@@ -53,7 +50,7 @@ def verify_load(observation: Observation) -> VerifyLoad:
     view = observation.view
     return VerifyLoad(
         len(view.requests) + sum(observation.proposed) + view.prefill_tokens,
-        int(columns_of(view).context_tokens.sum()),
+        columns_of(view).kv_tokens,
         len(view.requests),
     )
 
@@ -63,20 +60,16 @@ def draft_loads(observation: Observation) -> dict[str, DraftLoad]:
     if not any(observation.drafted):
         return {}
     columns = columns_of(observation.view)
-    index, most_read = _layout(columns.arms)
-    arms = [index.get(choice.drafter, _NOBODY) for choice in observation.plan.choices]
+    families, most_read = _layout(columns.arms)
     table = _summed(
-        np.array(arms, np.int64),
-        np.array(observation.drafted, np.int64),
-        columns.context_tokens,
-        columns.catch_up_tokens,
-        most_read,
+        outcomes_of(observation).table, columns.context_tokens, columns.catch_up_tokens, most_read
     )
     loads: dict[str, DraftLoad] = {}
-    for arm, sums in zip(columns.arms, table.tolist(), strict=True):
-        family, load = family_of(arm), DraftLoad(*sums)
-        loads[family] = load if family not in loads else _together(loads[family], load)
-    return {family: load for family, load in loads.items() if load.num_rounds}
+    for family, sums in zip(families, table.tolist(), strict=True):
+        if sums[0]:
+            load = DraftLoad(*sums)
+            loads[family] = load if family not in loads else _together(loads[family], load)
+    return loads
 
 
 def _together(one: DraftLoad, other: DraftLoad) -> DraftLoad:
@@ -90,28 +83,28 @@ def _together(one: DraftLoad, other: DraftLoad) -> DraftLoad:
 
 
 @cache
-def _layout(arms: tuple[str, ...]) -> tuple[dict[str | None, int], IntArray]:
-    """Index of each arm, and the most KV tokens that a request reads in one of its rounds."""
+def _layout(arms: tuple[str, ...]) -> tuple[tuple[str, ...], IntArray]:
+    """Family of each arm, and the most KV tokens that a request reads in one of its rounds."""
     most_read = [sparse_budget(arm) or NO_LIMIT for arm in arms]
-    return {arm: index for index, arm in enumerate(arms)}, np.array(most_read, np.int64)
+    return tuple(map(family_of, arms)), np.array(most_read, np.int64)
 
 
-@compiled("int64[:, ::1](int64[::1], int64[::1], int64[::1], int64[:, ::1], int64[::1])")
+@compiled("int64[:, ::1](int64[:, ::1], int64[::1], int64[:, ::1], int64[::1])")
 def _summed(
-    arms: IntArray,  # [requests], by index; negative without a drafter
-    drafted: IntArray,
+    outcomes: IntArray,  # `Outcomes.table`
     context_tokens: IntArray,
     lagging: IntArray,  # [arms, requests], tokens that drafter caches lack
     most_read: IntArray,  # [arms]
 ) -> IntArray:
     """By arm, `[arms, 4]`: rounds, draft tokens, KV tokens read, tokens caught up."""
     loads = np.zeros((len(most_read), 4), np.int64)
-    for r in range(min(len(arms), len(drafted), len(context_tokens))):
-        arm, load = arms[r], loads[arms[r]]
-        if arm >= 0:
+    for r in range(len(context_tokens)):
+        arm, drafted = outcomes[ARM, r], outcomes[DRAFTED, r]
+        if 0 <= arm < len(loads):
+            load = loads[arm]
             load[3] += lagging[arm, r]
-        if arm >= 0 and drafted[r] > 0:
-            load[0] = max(load[0], drafted[r])
-            load[1] += drafted[r]
-            load[2] += drafted[r] * min(context_tokens[r], most_read[arm])
+            if drafted > 0:
+                load[0] = max(load[0], drafted)
+                load[1] += drafted
+                load[2] += drafted * min(context_tokens[r], most_read[arm])
     return loads

@@ -50,7 +50,7 @@ class OnlineRegression:
         self._first: list[float] = []
         self.scale = 1.0
         self.num_measured = 0
-        self.coefficients: FloatArray = self._in_seconds()
+        self.coefficients: FloatArray = self._relative / self.units
         """Seconds per unit of each raw feature, `[features]`. Do not write to it."""
 
     def predict(self, features: FloatArray) -> float:
@@ -73,31 +73,25 @@ class OnlineRegression:
         expected = self.predict(features) if expected is None else expected
         if not (is_plausible(seconds) and expected > 0.0):
             return False
-        normal = features / self.units
         ratio = math.log(seconds) - math.log(expected)
         self.num_measured += 1
         changed = False
         if self.num_measured <= _WARM_UP_STEPS:
-            self._settle_scale(normal, seconds)
+            self._settle_scale(features, seconds)
         else:
             changed = is_familiar and self._is_new_speed(ratio)
         distrusted = is_familiar and not changed and abs(ratio) > _OUTLIER
         _absorb(
-            (self._precision, self._target, self._relative),
+            (self._precision, self._target, self._relative, self.coefficients),
             self._prior,
-            normal,
-            seconds / self.scale,
-            (_OUTLIER / ratio) ** 4 if distrusted else 1.0,
+            (features, self.units),
+            (seconds, self.scale, (_OUTLIER / ratio) ** 4 if distrusted else 1.0),
         )
-        self.coefficients = self._in_seconds()
         return changed
 
-    def _in_seconds(self) -> FloatArray:
-        return self.scale * self._relative / self.units
-
-    def _settle_scale(self, normal: FloatArray, seconds: float) -> None:
+    def _settle_scale(self, features: FloatArray, seconds: float) -> None:
         """The median of the first few, each against the prior's shape."""
-        self._first.append(seconds / max(float(self._relative @ normal), 1e-12))
+        self._first.append(seconds / max(float(self._relative @ (features / self.units)), 1e-12))
         self.scale = median(self._first)
 
     def _is_new_speed(self, ratio: float) -> bool:
@@ -173,27 +167,32 @@ def _non_negative_solution(
 
 
 @compiled(
-    "void(Tuple((float64[:, ::1], float64[::1], float64[::1])),"
-    " Tuple((float64[:, ::1], float64[::1])), float64[::1], float64, float64)"
+    "void(Tuple((float64[:, ::1], float64[::1], float64[::1], float64[::1])),"
+    " Tuple((float64[:, ::1], float64[::1])), UniTuple(float64[::1], 2), UniTuple(float64, 3))"
 )
 def _absorb(
-    state: tuple[FloatArray, FloatArray, FloatArray],  # precision, target, solution
+    state: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
     prior: tuple[FloatArray, FloatArray],  # precision, target
-    normal: FloatArray,
-    seconds: float,
-    trust: float,
+    load: tuple[FloatArray, FloatArray],  # features, units
+    measured: tuple[float, float, float],  # seconds, the scale, how far to trust it
 ) -> None:
-    """One step of least squares, in units of the scale; changes `state` in place."""
-    precision, target, relative = state
+    """One step of least squares, in units of the scale.
+
+    Changes `state` in place: precision, target, solution, solution in seconds per raw feature.
+    """
+    precision, target, relative, coefficients = state
     prior_precision, prior_target = prior
-    predicted = 0.0
+    features, units = load
+    seconds, scale, trust = measured
+    normal, relative_seconds, predicted = features / units, seconds / scale, 0.0
     for i in range(len(normal)):
         predicted += relative[i] * normal[i]
-    weight = trust / (_RELATIVE_NOISE * max(predicted, seconds)) ** 2
+    weight = trust / (_RELATIVE_NOISE * max(predicted, relative_seconds)) ** 2
     for i in range(len(normal)):
         for j in range(len(normal)):
             leak = _FORGET * precision[i, j] + (1.0 - _FORGET) * prior_precision[i, j]
             precision[i, j] = leak + weight * normal[i] * normal[j]
         leak = _FORGET * target[i] + (1.0 - _FORGET) * prior_target[i]
-        target[i] = leak + weight * seconds * normal[i]
+        target[i] = leak + weight * relative_seconds * normal[i]
     relative[:] = _non_negative_solution(precision, target, relative)
+    coefficients[:] = scale * relative / units

@@ -99,20 +99,19 @@ def _rate(view: BatchView, belief: Belief, problem: Problem) -> float | None:
 
 def _reason(problem: Problem, answer: Answer) -> str:
     """In words: what bounds the step, and the tokens per second to expect."""
-    plain = problem.batch / float(problem.verify[0])
+    first, last = problem.verify.item(0), problem.verify.item(-1)
+    bound = _bound(first, last, len(problem.verify) - 1, problem.batch)
     return (
-        f"goodput: {_bound(problem)}, {answer.rate:.4g} tokens/s expected, "
-        f"{plain:.4g} without drafts"
+        f"goodput: {bound}, {answer.rate:.4g} tokens/s expected, "
+        f"{problem.batch / first:.4g} without drafts"
     )
 
 
-def _bound(problem: Problem) -> str:
-    """What a further token costs beside the average one of a plain step."""
-    drafts = len(problem.verify) - 1
+def _bound(first: float, last: float, drafts: int, batch: int) -> str:
+    """What a further token costs beside the average one of a plain step, `first` seconds long."""
     if not drafts:
         return "no room for drafts"
-    first, last = float(problem.verify[0]), float(problem.verify[-1])
-    price = (last - first) / drafts * problem.batch / first
+    price = (last - first) / drafts * batch / first
     if price < _MEMORY_BOUND:
         return "memory-bound"
     return "compute-bound" if price > _COMPUTE_BOUND else "near the ridge"

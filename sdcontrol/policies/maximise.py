@@ -53,9 +53,10 @@ def maximise(problem: Problem, rate: float | None = None) -> Answer:
 
     Raises `PlanError` where the problem holds a number that is not finite.
     """
-    if not _is_finite(problem.tables):
+    answer = Answer(*_search(problem.tables, rate or 0.0, rate is not None))
+    if answer.seconds < 0.0:
         raise PlanError("survival or cost is not finite; a belief must hold finite numbers only")
-    return Answer(*_search(problem.tables, rate or 0.0, rate is not None))
+    return answer
 
 
 @compiled(f"bool_({_TABLES})")
@@ -204,7 +205,11 @@ def _climb(
 
 @compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({_TABLES}, float64, bool_)")
 def _search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntArray, float, float]:
+    """Arms, lengths, tokens and seconds; negative seconds where the problem is not finite."""
     requests, families, lengths = tables[0].shape[1], len(tables[4]), tables[0].shape[2]
+    if not _is_finite(tables):
+        nobody = np.zeros(requests, dtype=np.int64)
+        return nobody, nobody, 0.0, -1.0
     if not is_given:
         rate = _uniform_rate(tables)
     if len(tables[3]) == 1:

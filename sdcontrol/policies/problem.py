@@ -3,7 +3,7 @@
 Knows nothing of views, names' meaning or how the best plan is found.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,8 @@ Tables = tuple[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What a maximiser needs to know of one step. Arms of a family are neighbours."""
+class Problem(NamedTuple):
+    """What a maximiser needs to know of one step. Arms of a family are neighbours. Do not write."""
 
     arms: tuple[str, ...]
     gain: FloatArray  # [arms, requests, lengths]: expected tokens of 0..K drafts, flat at the limit
@@ -35,16 +34,7 @@ class Problem:
     @property
     def tables(self) -> Tables:
         """The arrays, in the order that compiled loops take them."""
-        return (
-            self.gain,
-            self.limit,
-            self.family,
-            self.verify,
-            self.rounds,
-            self.reading,
-            self.catch_up,
-            self.drafted,
-        )
+        return self[1:]
 
     @property
     def batch(self) -> int:
@@ -57,8 +47,7 @@ class Problem:
         return int(self.gain.shape[2])
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """An arm and a length per request, and what they are worth."""
 
     arm: IntArray  # [requests]

@@ -3,24 +3,26 @@
 Knows names, hints and limits; nothing of how the best plan is found.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdcontrol.columns import NO_LIMIT, columns_of
-from sdcontrol.compiled import compiled
-from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
+from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of, is_linear
+from sdcontrol.estimators.acceptance import Survival
 from sdcontrol.estimators.price import sparse_budget
+from sdcontrol.policies.posing import Posed, Prices, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
 __all__ = ["read", "read_drafted", "to_choices", "without_prefill"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+_NO_TABLE: FloatArray = np.zeros((0, 0))
+
+
+class _Layout(NamedTuple):
     """What follows from the arms' names alone."""
 
     arms: tuple[str, ...]  # neighbours where they share a family
@@ -36,31 +38,30 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     A catch-up of seconds c is charged to the step in proportion to the tokens that it serves:
     c * (most tokens that the step can emit) / min(remaining tokens, horizon), at most c.
     """
-    columns = columns_of(view)
+    columns, cost = columns_of(view), belief.cost
     layout = _layout(columns.arms, tuple(belief.survival))
-    survival = _stack(layout.arms, belief)
+    survival = _stack(layout.arms, belief.survival)
     if not survival.size:
         return None
-    gain, limit, reads, lag = _prepare(
+    posed = pose(
         survival,
         (
             columns.context_tokens,
             columns.remaining_tokens,
             columns.max_draft_tokens,
             columns.is_allowed,
-            columns.catch_up_tokens,
         ),
-        layout.rows,
-        layout.budgets,
+        (layout.rows, layout.budgets, layout.family),
     )
-    verify = _verify(view, belief.cost, int(limit.max(axis=0).sum()))
-    rounds = _rounds(layout, belief.cost, reads)
-    catch_up = np.zeros(limit.shape)
-    if lag.any():
-        lines = _catch_up_lines(layout, belief.cost, lag)
-        horizon = np.minimum(columns.remaining_tokens, catch_up_horizon_tokens)
-        _spread(catch_up, lines, columns.catch_up_tokens[layout.rows], gain, horizon)
-    _centre(reads, rounds, layout.family)
+    rounds, catch_up = price(
+        posed,
+        _prices(layout, cost, posed, columns.catch_up_tokens),
+        (columns.catch_up_tokens, columns.remaining_tokens),
+        (layout.rows, layout.family),
+        catch_up_horizon_tokens,
+    )
+    gain, limit, reads, _, most_tokens = posed
+    verify = _verify(view, cost, view.prefill_tokens, most_tokens)
     drafted = np.zeros(len(rounds), dtype=np.int64)
     return Problem(
         layout.arms, gain, limit, layout.family, verify, rounds, reads, catch_up, drafted
@@ -84,47 +85,45 @@ def read_drafted(
     arm = np.array([index_of.get(c.drafter or "", -1) for c in plan.choices])
     planned = np.array([c.num_draft_tokens for c in plan.choices])
     limits = np.where(arm == np.arange(len(layout.arms))[:, None], planned, 0)
-    gain, limit, reads, _ = _prepare(
-        np.ascontiguousarray(_stack(layout.arms, belief)[:, :, : planned.max()]),
-        (
-            columns.context_tokens,
-            columns.remaining_tokens,
-            limits,
-            np.ones(limits.shape, dtype=np.bool_),
-            np.zeros_like(limits),
-        ),
-        np.arange(len(layout.arms)),
-        layout.budgets,
+    own, nothing = np.arange(len(layout.arms)), np.zeros_like(limits)
+    posed = pose(
+        np.ascontiguousarray(_stack(layout.arms, belief.survival)[:, :, : planned.max()]),
+        (columns.context_tokens, columns.remaining_tokens, limits, np.ones(limits.shape, np.bool_)),
+        (own, layout.budgets, layout.family),
     )
-    rounds = _rounds(layout, belief.cost, reads)
-    _centre(reads, rounds, layout.family)
-    counts = np.array(drafted, dtype=np.int64)
-    done, spent = _spent(rounds, layout.family, arm, counts)
-    verify = _verify(view, belief.cost, int(planned.sum())) + spent
-    return Problem(
-        layout.arms, gain, limit, layout.family, verify, rounds, reads, np.zeros(limit.shape), done
+    rounds, catch_up = price(
+        posed,
+        _prices(layout, belief.cost, posed, nothing),
+        (nothing, columns.remaining_tokens),
+        (own, layout.family),
+        1,
     )
+    gain, limit, reads, _, _ = posed
+    done, seconds = spent(rounds, layout.family, arm, np.array(drafted, dtype=np.int64))
+    verify = _verify(view, belief.cost, view.prefill_tokens, int(planned.sum())) + seconds
+    return Problem(layout.arms, gain, limit, layout.family, verify, rounds, reads, catch_up, done)
 
 
 def without_prefill(problem: Problem, view: BatchView, cost: Cost) -> Problem:
     """The same step without the prompt tokens beside it."""
-    alone = replace(view, prefill_tokens=0)
-    difference = _verify(view, cost, 0)[0] - _verify(alone, cost, 0)[0]
-    verify = _verify(alone, cost, len(problem.verify) - 1)
-    spent = max(float(problem.verify[0]) - difference - float(verify[0]), 0.0)  # on drafting
-    return replace(problem, verify=verify + spent)
+    verify = _verify(view, cost, 0, len(problem.verify) - 1)
+    difference = _verify(view, cost, view.prefill_tokens, 0)[0] - verify[0]
+    spent = max(float(problem.verify[0] - difference - verify[0]), 0.0)  # on drafting
+    return problem._replace(verify=verify + spent)
 
 
 def to_choices(problem: Problem, answer: Answer) -> tuple[Choice, ...]:
     """The choices of `answer`, one per request."""
     table = _choices(problem.arms, problem.lengths)
-    cells = (answer.arm * problem.lengths + answer.length).tolist()
-    return tuple([table[cell] for cell in cells])
+    pairs = zip(answer.arm.tolist(), answer.length.tolist(), strict=True)
+    return tuple([table[arm][length] for arm, length in pairs])
 
 
-def _stack(arms: tuple[str, ...], belief: Belief) -> FloatArray:
+def _stack(arms: tuple[str, ...], survival: Mapping[str, FloatArray]) -> FloatArray:
     """Survival `[arms, requests, K]`, K the most of any arm."""
-    tables = [belief.survival[arm] for arm in arms]
+    if isinstance(survival, Survival) and survival.arms == arms:
+        return survival.table
+    tables = [survival[arm] for arm in arms]
     if not tables:
         return np.zeros((0, 0, 0))
     depth = max(rows.shape[1] for rows in tables)
@@ -134,41 +133,43 @@ def _stack(arms: tuple[str, ...], belief: Belief) -> FloatArray:
     return stacked
 
 
-def _verify(view: BatchView, cost: Cost, most_tokens: int) -> FloatArray:
+def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) -> FloatArray:
     """Seconds beside the drafting, `[draft tokens + 1]`, as far as KV slots and limits go."""
-    batch, kv_tokens = len(view.requests), float(columns_of(view).context_tokens.sum())
+    batch, kv_tokens = len(view.requests), float(columns_of(view).kv_tokens)
     draft_tokens = max(min(most_tokens, view.free_kv_tokens), 0)
-    first = batch + view.prefill_tokens
+    first = batch + prefill_tokens
+    if is_linear(cost):
+        return cost.step_table(first, draft_tokens, kv_tokens, batch)
     tokens = np.arange(float(first), first + draft_tokens + 0.5)
     seconds = cost.verify_seconds(tokens, kv_tokens, batch) + cost.overhead_seconds()
     return np.asarray(seconds, dtype=np.float64)
 
 
-def _rounds(layout: _Layout, cost: Cost, reads: FloatArray) -> FloatArray:
-    """Seconds of a round by the requests in it, at the family's average KV tokens per request.
-
-    The last column is that of all requests with half the KV tokens.
-    """
-    batch = reads.shape[1]
-    rounds = np.zeros((len(layout.families), batch + 2))
+def _prices(layout: _Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Prices:
+    """Seconds of rounds, and of rounds and catch-up along lines; a table of rounds goes first."""
+    if is_linear(cost):
+        return _NO_TABLE, cost.lines(layout.families)
+    batch, means = posed[2].shape[1], posed[3].tolist()
+    rounds, lines = (
+        np.zeros((len(layout.families), batch + 2)),
+        np.zeros((len(layout.families), 5)),
+    )
     count, share = _counts(batch)
-    means = _means(reads, layout.family, len(layout.families)).tolist()
-    for f, (name, mean) in enumerate(zip(layout.families, means, strict=True)):
-        rounds[f, 1:] = cost.draft_seconds(name, count, share * mean)
-    return rounds
+    for f, (family, mean) in enumerate(zip(layout.families, means, strict=True)):
+        rounds[f, 1:] = cost.draft_seconds(family, count, share * mean)
+        lags = lagging[layout.rows[layout.family == f]]
+        if lags.any() and hasattr(cost, "catch_up_seconds"):
+            lines[f, 3:] = _catch_up_line(cost, family, lags[lags > 0])
+    return rounds, lines
 
 
-def _catch_up_lines(layout: _Layout, cost: Cost, lag: IntArray) -> FloatArray:
-    """Seconds of a catch-up as base and price per token, `[arms, 2]`, through fewest and most."""
-    lines = np.zeros(lag.shape)
-    price = getattr(cost, "catch_up_seconds", None)
-    for a, (fewest, most) in enumerate(lag.tolist()):
-        if price is not None and most:
-            family = family_of(layout.arms[a])
-            low, high = float(price(family, fewest)), float(price(family, most))
-            slope = (high - low) / max(most - fewest, 1)
-            lines[a] = low - slope * fewest, slope
-    return lines
+def _catch_up_line(cost: Cost, family: str, lags: IntArray) -> tuple[float, float]:
+    """Base and price per token, on the line through the fewest and the most tokens."""
+    seconds: Callable[[str, int], float] = cost.catch_up_seconds  # type: ignore[attr-defined]
+    fewest, most = int(lags.min()), int(lags.max())
+    low, high = float(seconds(family, fewest)), float(seconds(family, most))
+    slope = (high - low) / max(most - fewest, 1)
+    return low - slope * fewest, slope
 
 
 @cache
@@ -187,8 +188,8 @@ def _layout(offered: tuple[str, ...], believed: tuple[str, ...]) -> _Layout:
 
 
 @cache
-def _choices(arms: tuple[str, ...], lengths: int) -> tuple[Choice, ...]:
-    return tuple(Choice.of(arm, n) for arm in arms for n in range(lengths))
+def _choices(arms: tuple[str, ...], lengths: int) -> tuple[tuple[Choice, ...], ...]:
+    return tuple(tuple(Choice.of(arm, n) for n in range(lengths)) for arm in arms)
 
 
 @cache
@@ -196,92 +197,3 @@ def _counts(batch: int) -> tuple[FloatArray, FloatArray]:
     """Requests in a round, 1..batch and batch again; the last one reads half the KV."""
     count = np.append(np.arange(1.0, batch + 1.0), float(batch))
     return count, np.append(count[:-1], 0.5 * batch)
-
-
-_Limits = tuple[IntArray, IntArray, IntArray, NDArray[np.bool_], IntArray]
-"""Context, remaining, most draft tokens, whether allowed, and catch-up tokens, of the columns."""
-_Prepared = tuple[FloatArray, IntArray, FloatArray, IntArray]
-
-
-@compiled(
-    "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], int64[:,::1]))(float64[:,:,::1], "
-    "Tuple((int64[::1], int64[::1], int64[:,::1], bool_[:,::1], int64[:,::1])), "
-    "int64[::1], int64[::1])"
-)
-def _prepare(
-    survival: FloatArray, columns: _Limits, rows: IntArray, budgets: IntArray
-) -> _Prepared:
-    """Gain, limits, KV tokens per round, and each arm's fewest and most catch-up tokens."""
-    context, remaining, most, is_allowed, catch_up = columns
-    arms, requests, depth = survival.shape
-    gain, limit = np.zeros((arms, requests, depth + 1)), np.zeros((arms, requests), dtype=np.int64)
-    reads, lag = np.zeros((arms, requests)), np.zeros((arms, 2), dtype=np.int64)
-    for a in range(arms):
-        row = rows[a]
-        for r in range(requests):
-            if is_allowed[row, r]:
-                limit[a, r] = max(min(depth, remaining[r] - 1, most[row, r]), 0)
-            for j in range(depth):
-                here = survival[a, r, j] if j < limit[a, r] else 0.0
-                gain[a, r, j + 1] = gain[a, r, j] + here
-            reads[a, r] = min(context[r], budgets[a])
-            tokens = catch_up[row, r]
-            if tokens > 0:
-                lag[a, 0] = tokens if lag[a, 0] == 0 else min(lag[a, 0], tokens)
-                lag[a, 1] = max(lag[a, 1], tokens)
-    return gain, limit, reads, lag
-
-
-@compiled("float64[::1](float64[:,::1], int64[::1], int64)")
-def _means(reads: FloatArray, family: IntArray, families: int) -> FloatArray:
-    """Of KV tokens per request and round, `[families]`."""
-    total, count = np.zeros(families), np.zeros(families)
-    for a in range(len(family)):
-        for r in range(reads.shape[1]):
-            total[family[a]] += reads[a, r]
-        count[family[a]] += reads.shape[1]
-    return total / count
-
-
-@compiled("void(float64[:,::1], float64[:,::1], int64[::1])")
-def _centre(reads: FloatArray, rounds: FloatArray, family: IntArray) -> None:
-    """Make `reads` the seconds per round beyond those of an average request."""
-    batch = reads.shape[1]
-    means = _means(reads, family, len(rounds))
-    for a in range(len(family)):
-        f = family[a]
-        per_token = (rounds[f, batch] - rounds[f, batch + 1]) / max(0.5 * batch * means[f], 1.0)
-        for r in range(batch):
-            reads[a, r] = (reads[a, r] - means[f]) * max(per_token, 0.0)
-
-
-@compiled("void(float64[:,::1], float64[:,::1], int64[:,::1], float64[:,:,::1], int64[::1])")
-def _spread(
-    catch_up: FloatArray, lines: FloatArray, lags: IntArray, gain: FloatArray, horizon: IntArray
-) -> None:
-    """Charge every catch-up to this step as far as it serves it."""
-    for a in range(len(lines)):
-        for r in range(len(horizon)):
-            lag = lags[a, r]
-            if lag > 0:
-                share = (1.0 + gain[a, r, -1]) / max(horizon[r], 1)
-                catch_up[a, r] = (lines[a, 0] + lines[a, 1] * lag) * min(share, 1.0)
-
-
-@compiled("Tuple((int64[::1], float64))(float64[:,::1], int64[::1], int64[::1], int64[::1])")
-def _spent(
-    rounds: FloatArray, family: IntArray, arm: IntArray, drafted: IntArray
-) -> tuple[IntArray, float]:
-    """By family, the rounds that were drafted; and the seconds of all of them."""
-    done, seconds = np.zeros(len(rounds), dtype=np.int64), 0.0
-    for r in range(len(arm)):
-        if arm[r] >= 0:
-            done[family[arm[r]]] = max(done[family[arm[r]]], drafted[r])
-    for f in range(len(rounds)):
-        for j in range(done[f]):
-            count = 0
-            for r in range(len(arm)):
-                if arm[r] >= 0 and family[arm[r]] == f and drafted[r] > j:
-                    count += 1
-            seconds += rounds[f, count]
-    return done, seconds

@@ -1,0 +1,118 @@
+"""From columns and prices to the arrays of a problem: loops, compiled.
+
+Knows nothing of names, views or estimators, nor of how the best plan is found.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdcontrol.compiled import compiled
+from sdcontrol.core import FloatArray
+from sdcontrol.policies.problem import IntArray
+
+__all__ = ["Posed", "Prices", "pose", "price", "spent"]
+
+Posed = tuple[FloatArray, IntArray, FloatArray, FloatArray, int]
+"""Gain and limit as in `Problem`; KV tokens that each request's round reads, `[arms, requests]`, and
+on average, `[families]`; the most draft tokens of the step."""
+_POSED = "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], float64[::1], int64))"
+
+Prices = tuple[FloatArray, FloatArray]
+
+
+@compiled(
+    f"{_POSED}(float64[:,:,::1], Tuple((int64[::1], int64[::1], int64[:,::1], bool_[:,::1])), "
+    "UniTuple(int64[::1], 3))"
+)
+def pose(
+    survival: FloatArray,
+    columns: tuple[IntArray, IntArray, IntArray, NDArray[np.bool_]],
+    layout: tuple[IntArray, IntArray, IntArray],
+) -> Posed:
+    """The problem without seconds, from context, remaining, most draft tokens and permission."""
+    context, remaining, most, is_allowed = columns
+    rows, budgets, family = layout
+    arms, requests, depth = survival.shape
+    gain, limit = np.zeros((arms, requests, depth + 1)), np.zeros((arms, requests), dtype=np.int64)
+    reads, means, most_tokens = np.zeros((arms, requests)), np.zeros(family.max() + 1), 0
+    members = np.zeros(len(means))
+    for a in range(arms):
+        row = rows[a]
+        members[family[a]] += requests
+        for r in range(requests):
+            if is_allowed[row, r]:
+                limit[a, r] = max(min(depth, remaining[r] - 1, most[row, r]), 0)
+            for j in range(depth):
+                here = survival[a, r, j] if j < limit[a, r] else 0.0
+                gain[a, r, j + 1] = gain[a, r, j] + here
+            reads[a, r] = min(context[r], budgets[a])
+            means[family[a]] += reads[a, r]
+    for r in range(requests):
+        most_tokens += limit[:, r].max()
+    return gain, limit, reads, means / members, most_tokens
+
+
+@compiled("float64[:,::1](float64[:,::1], float64[::1], int64)")
+def _rounds_on_lines(lines: FloatArray, means: FloatArray, batch: int) -> FloatArray:
+    """See `Problem.rounds`; the last column is that of all requests with half the KV tokens."""
+    rounds = np.zeros((len(lines), batch + 2))
+    for f in range(len(lines)):
+        for n in range(1, batch + 1):
+            rounds[f, n] = lines[f, 0] + (lines[f, 1] + lines[f, 2] * means[f]) * n
+        half = 0.5 * lines[f, 2] * means[f]
+        rounds[f, batch + 1] = lines[f, 0] + (lines[f, 1] + half) * batch
+    return rounds
+
+
+@compiled(
+    f"UniTuple(float64[:,::1], 2)({_POSED}, UniTuple(float64[:,::1], 2), "
+    "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), int64)"
+)
+def price(
+    posed: Posed,
+    prices: Prices,
+    columns: tuple[IntArray, IntArray],
+    layout: tuple[IntArray, IntArray],
+    most_horizon: int,
+) -> tuple[FloatArray, FloatArray]:
+    """Rounds, and the catch-up charged to this step.
+
+    Turns the KV tokens of a request's round into its seconds beyond those of an average one.
+    """
+    gain, _, reads, means, _ = posed
+    rounds, lines = prices
+    lagging, remaining = columns
+    rows, family = layout
+    batch, catch_up = reads.shape[1], np.zeros(reads.shape)
+    if rounds.shape[0] == 0:
+        rounds = _rounds_on_lines(lines, means, batch)
+    for a in range(len(family)):
+        f = family[a]
+        per_token = (rounds[f, batch] - rounds[f, batch + 1]) / max(0.5 * batch * means[f], 1.0)
+        for r in range(batch):
+            reads[a, r] = (reads[a, r] - means[f]) * max(per_token, 0.0)
+            lag = lagging[rows[a], r]
+            if lag > 0:
+                horizon = max(min(remaining[r], most_horizon), 1)
+                share = min((1.0 + gain[a, r, -1]) / horizon, 1.0)
+                catch_up[a, r] = (lines[f, 3] + lines[f, 4] * lag) * share
+    return rounds, catch_up
+
+
+@compiled("Tuple((int64[::1], float64))(float64[:,::1], int64[::1], int64[::1], int64[::1])")
+def spent(
+    rounds: FloatArray, family: IntArray, arm: IntArray, drafted: IntArray
+) -> tuple[IntArray, float]:
+    """By family, the rounds that were drafted; and the seconds of all of them."""
+    done, seconds = np.zeros(len(rounds), dtype=np.int64), 0.0
+    for r in range(len(arm)):
+        if arm[r] >= 0:
+            done[family[arm[r]]] = max(done[family[arm[r]]], drafted[r])
+    for f in range(len(rounds)):
+        for j in range(done[f]):
+            count = 0
+            for r in range(len(arm)):
+                if arm[r] >= 0 and family[arm[r]] == f and drafted[r] > j:
+                    count += 1
+            seconds += rounds[f, count]
+    return done, seconds
