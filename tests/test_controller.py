@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from sdcontrol.core import (
     Timing,
     family_of,
 )
+from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.policies.base import Policy
 
 ARMS = ("ngram", "sparse_kv:512", "draft_model")
@@ -373,3 +375,38 @@ def test_nonsense_from_clock_and_drafter_never_breaks_a_plan(
         for family in ("ngram", "sparse_kv", "draft_model"):
             assert np.isfinite(belief.cost.draft_seconds(family, 2, 1000))
     assert controller.faults == {}
+
+
+class Counting(AcceptanceEstimator):
+    """Notes which steps it learnt, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt: list[int] = []
+
+    def update(self, observation: Observation) -> None:
+        self.learnt.append(observation.view.step)
+        super().update(observation)
+
+
+@pytest.mark.parametrize(
+    ("share", "generated", "bunch"), [(0.2, 500, 4), (0.2, 10, 1), (0.005, 500, 1)]
+)
+def test_learning_waits_only_where_it_weighs_and_requests_are_known(
+    share: float, generated: int, bunch: int
+) -> None:
+    estimator = Counting()
+    controller = Controller("goodput", acceptance=estimator)
+    rng = np.random.default_rng(2)
+    most_unlearnt = 0
+    for step in range(40):
+        view = view_of(step, 2)
+        requests = tuple(replace(r, generated_tokens=generated) for r in view.requests)
+        view = replace(view, requests=requests)
+        observation = decoded(view, controller.plan(view), rng)
+        seconds = share / (1.0 - share) * observation.timing.verify_seconds
+        timing = replace(observation.timing, controller_seconds=seconds, overhead_seconds=0.0)
+        controller.observe(replace(observation, timing=timing))
+        assert estimator.learnt == list(range(len(estimator.learnt)))
+        most_unlearnt = max(most_unlearnt, step + 1 - len(estimator.learnt))
+    assert most_unlearnt == bunch - 1

@@ -400,3 +400,27 @@ def test_a_sparse_drafter_reads_its_budget_and_others_the_context() -> None:
         "draft_model": 300,
     }
     assert {arm: round_kv_tokens(request, arm) for arm in arms} == arms
+
+
+@pytest.mark.parametrize("edges", [(), (8, 24, 64)])
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+def test_prices_read_many_at_once_are_those_read_one_by_one(
+    world: World, edges: tuple[int, ...]
+) -> None:
+    cost = OnlineCost(token_edges=edges)
+    for steps in (0, 40):
+        taught(cost, world, steps)
+        cost.update(
+            observed(0.01, step=99, length=2, arm="sparse_kv:64", draft_seconds={"sparse_kv": 0.01})
+        )
+        table = cost.step_table(9, 40, 700.0, 3)
+        tokens = np.arange(9.0, 50.0)
+        beside = cost.overhead_seconds()
+        np.testing.assert_allclose(table, cost.verify_seconds(tokens, 700.0, 3) + beside)
+        families = ("ngram", "sparse_kv", "draft_model")
+        for family, line in zip(families, cost.lines(families).tolist(), strict=True):
+            seconds = line[0] + 5 * line[1] + 300 * line[2]
+            assert seconds == pytest.approx(float(cost.draft_seconds(family, 5, 300)))
+            for lag in (1, 17, 1024):
+                caught_up = line[3] + lag * line[4]
+                assert caught_up == pytest.approx(cost.catch_up_seconds(family, lag))

@@ -16,6 +16,7 @@ from sdcontrol.core import (
     RequestView,
 )
 from sdcontrol.errors import PlanError
+from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.price import expected_gain, step_seconds
 from sdcontrol.policies.checks import random_belief, random_view
 from sdcontrol.policies.goodput import Goodput
@@ -347,3 +348,29 @@ def test_costs_that_are_not_finite_are_refused(wrong: float) -> None:
 
 def test_goodput_is_the_default_name() -> None:
     assert isinstance(policies.build("goodput"), Goodput)
+
+
+class OneByOne:
+    """A cost that can only be asked as every cost can."""
+
+    def __init__(self, cost: OnlineCost) -> None:
+        self.verify_seconds = cost.verify_seconds
+        self.draft_seconds = cost.draft_seconds
+        self.catch_up_seconds = cost.catch_up_seconds
+        self.overhead_seconds = cost.overhead_seconds
+
+
+def test_a_cost_read_along_lines_poses_the_same_problem() -> None:
+    generator = np.random.default_rng(4)
+    cost = OnlineCost()
+    for turn in range(30):
+        view = random_view(generator, turn)
+        belief = random_belief(generator, view)
+        quick, slow = (
+            read(view, Belief(belief.survival, which), HORIZON) for which in (cost, OneByOne(cost))
+        )
+        assert (quick is None) == (slow is None)
+        if quick is not None and slow is not None:
+            for one, other in zip(quick.tables, slow.tables, strict=True):
+                np.testing.assert_allclose(one, other, atol=1e-12)
+        cost.update(observation_of(view, Goodput().plan(view, Belief(belief.survival, cost)), 0.01))
