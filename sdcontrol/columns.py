@@ -4,6 +4,7 @@ Every estimator and policy that computes over the batch starts here. Knows nothi
 mean for acceptance or cost. Requests are the last axis everywhere.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ ARM, DRAFTED, PROPOSED, ACCEPTED, EMITTED, SHADOWS = range(6)  # rows of `Outcom
 NOBODY = -1  # arm of a request that did not draft; tokens of a shadow that nobody knows
 
 _NO_HINT = Hint()
+_SILENT = (False,) * 4  # columns of one arm's hints
 _COUNTED = ("plan", "drafted", "proposed", "accepted", "emitted")
 
 
@@ -93,18 +95,27 @@ def _read(requests: tuple[RequestView, ...]) -> Columns:
     shape = len(arms), len(requests)
     hints = [request.hints for request in requests]
     hinted = set().union(*hints)
-    values: list[float | None] = [arm in hinted for arm in arms]
-    values += [request.context_tokens for request in requests]
+    says: list[bool] = []  # by arm and column, whether any hint says anything
+    values: list[float | None] = [request.context_tokens for request in requests]
     values += [request.remaining_tokens for request in requests]
     for arm in arms:
-        if arm in hinted:
-            column = [menu.get(arm, _NO_HINT) for menu in hints]
-            values += [hint.max_draft_tokens for hint in column]
-            values += [hint.match_tokens for hint in column]
-            values += [hint.confidence for hint in column]
-            values += [hint.catch_up_tokens for hint in column]
+        if arm not in hinted:
+            says += _SILENT
+            continue
+        column = [menu.get(arm, _NO_HINT) for menu in hints]
+        told: list[Sequence[float | None]] = [
+            [hint.max_draft_tokens for hint in column],
+            [hint.match_tokens for hint in column],
+            [hint.confidence for hint in column],
+            [hint.catch_up_tokens for hint in column],
+        ]
+        for said in told:
+            nothing = None if said is not told[-1] else 0
+            says.append(said.count(nothing) < len(said))
+            if says[-1]:
+                values += said
     is_allowed = _everything(shape) if is_uniform else _allowed(arms, menus)
-    return Columns(arms, is_allowed, *_sorted_out(np.array(values, np.float64), *shape))
+    return Columns(arms, is_allowed, *_sorted_out(np.array(says + values, np.float64), *shape))
 
 
 @lru_cache
@@ -126,24 +137,31 @@ def _sorted_out(
     values: FloatArray, arms: int, requests: int
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, FloatArray, IntArray, int]:
     """The numeric columns, of values in the order in which `_read` lists them; NaN is None."""
+    columns = len(_SILENT)
+    at = columns * arms
     context, remaining = np.empty(requests, np.int64), np.empty(requests, np.int64)
     for r in range(requests):
-        context[r], remaining[r] = values[arms + r], values[arms + requests + r]
+        context[r], remaining[r] = values[at + r], values[at + requests + r]
+    at += 2 * requests
     shape = arms, requests
-    limit, match = np.full(shape, NO_LIMIT), np.full(shape, NO_MATCH)
-    confidence, catch_up = np.full(shape, np.nan), np.zeros(shape, np.int64)
-    at = arms + 2 * requests
-    for a in range(arms):
-        if values[a] == 0.0:
+    counts = np.full(shape, NO_LIMIT), np.full(shape, NO_MATCH), np.zeros(shape, np.int64)
+    confidence = np.full(shape, np.nan)
+    for c in range(columns * arms):
+        if values[c] == 0.0:
             continue
+        a, column = c // columns, c % columns
         for r in range(requests):
-            if not np.isnan(values[at + r]):
-                limit[a, r] = max(values[at + r], 0.0)
-            if not np.isnan(values[at + requests + r]):
-                match[a, r] = max(values[at + requests + r], float(NO_MATCH))
-            confidence[a, r] = values[at + 2 * requests + r]
-            catch_up[a, r] = max(values[at + 3 * requests + r], 0.0)
-        at += 4 * requests
+            value = values[at + r]
+            if column == 0 and value == value:
+                counts[0][a, r] = max(value, 0.0)
+            elif column == 1 and value == value:
+                counts[1][a, r] = max(value, float(NO_MATCH))
+            elif column == 2:
+                confidence[a, r] = value
+            elif value == value:
+                counts[2][a, r] = max(value, 0.0)
+        at += requests
+    limit, match, catch_up = counts
     return context, remaining, limit, match, confidence, catch_up, int(context.sum())
 
 

@@ -185,7 +185,7 @@ def _read_off(
 ) -> FloatArray:
     """Seconds at every count from `first_tokens` on, and `beside`; of grid, seconds and edges."""
     grid, seconds, edges = tables
-    tokens: FloatArray = first_tokens + np.arange(most_more + 1)
+    tokens = np.arange(first_tokens, first_tokens + most_more + 0.5)
     return interpolated(_padded(tokens, edges), grid, seconds) + beside
 
 
