@@ -162,8 +162,12 @@ class OnlineCost:
     # measurements
 
     def update(self, observation: Observation) -> None:
-        """Learn from one step's timing. What is not a positive finite number is left out."""
-        if not observation.view.requests:
+        """Learn from one step's timing. What is not a positive finite number is left out.
+
+        A step without a time of verification, which an engine that prepared something in it may
+        report, teaches nothing.
+        """
+        if not observation.view.requests or not is_plausible(observation.timing.verify_seconds):
             return
         load, drafts = verify_load(observation), draft_loads(observation)
         self._judge(observation, self._predicted(load, drafts))
