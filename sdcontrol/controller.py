@@ -66,6 +66,8 @@ class Controller:
     engine pads a forward (graph buckets), for our own cost.
     """
 
+    allows_late_observations = True  # a step may be planned before the last one is observed
+
     def __init__(
         self,
         policy: "Policy | PolicyConfig | str | Mapping[str, object]" = "goodput",
@@ -90,6 +92,7 @@ class Controller:
         self.faults: Counter[str] = Counter()
         self.is_quarantined = False
         self.drafts: bool = getattr(self.policy, "drafts", True)
+        self.refines: bool = hasattr(self.policy, "refine")
         self.has_own_estimates = cost is not None or acceptance is not None
         uses_belief = getattr(self.policy, "uses_belief", True)  # else nobody would ask
         self.learns = self.has_own_estimates or uses_belief

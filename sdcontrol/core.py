@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,12 @@ __all__ = [
     "Cost",
     "FloatArray",
     "Hint",
-    "LinearCost",
     "Observation",
     "Plan",
     "Planner",
     "RequestView",
     "Timing",
     "family_of",
-    "is_linear",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -188,8 +186,7 @@ class Cost(Protocol):
     """What a step costs, in seconds. Every argument may be a number or an array; they broadcast.
 
     An optional method `catch_up_seconds(family, num_tokens)` prices a lagging drafter cache;
-    where it is absent catch-up costs nothing. A cost whose rounds are straight lines may be a
-    `LinearCost` besides, which takes a policy fewer calls to read.
+    where it is absent catch-up costs nothing.
     """
 
     def verify_seconds(
@@ -207,30 +204,6 @@ class Cost(Protocol):
     def overhead_seconds(self) -> float:
         """What a step costs beside verification and drafting."""
         ...
-
-
-class LinearCost(Cost, Protocol):
-    """The same prices, many at once."""
-
-    def step_table(
-        self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
-    ) -> FloatArray:
-        """`verify_seconds` and `overhead_seconds` together, `[most_draft_tokens + 1]`.
-
-        Entry `n` is for `first_tokens + n` tokens.
-        """
-        ...
-
-    def lines(self, families: tuple[str, ...]) -> FloatArray:
-        """By family `[families, 5]`: a round's seconds, constant, per request and per KV token; a
-        catch-up's, constant and per token.
-        """
-        ...
-
-
-def is_linear(cost: Cost) -> TypeGuard[LinearCost]:
-    """Whether a cost is a `LinearCost`."""
-    return hasattr(cost, "step_table")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """A graph recorder for machines without a GPU: what it recorded it does again, and watches."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdcontrol.engine import graphs
 from sdcontrol.engine.buckets import Bucket
@@ -22,36 +23,59 @@ CPU = torch.device("cpu")
 
 
 class TorchBucketAttention:
-    """The torch twin over a bucket: segments one by one, zeros for the padding."""
+    """The torch twin over a bucket: segments one by one, zeros for the padding.
+
+    Tables are the number of real tokens, then the key index of each request's first token: where
+    segments stand is read there, as a kernel does.
+    """
 
     def __init__(self, bucket: Bucket, block_size: int) -> None:
         self.bucket = bucket
         self._block_size = block_size
         self._segments: list[Segment] = []
-        self.tables = torch.zeros(1, dtype=torch.int32)
+        self.tables = torch.zeros(self.num_elements, dtype=torch.int32)
 
     @property
     def num_elements(self) -> int:
-        return 1  # the number of real tokens
+        return 1 + self.bucket.tokens
 
     def bind(self, tables: Tensor) -> None:
         self.tables = tables
 
     def fill(self, segments: Sequence[Segment]) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
         self._segments = list(segments)
-        return np.array([sum(len(segment.tokens) for segment in segments)], dtype=np.int32)
+        content = np.zeros(self.num_elements, dtype=np.int32)
+        content[0] = sum(len(segment.tokens) for segment in segments)
+        content[1 : 1 + len(segments)] = [s.start - s.table.shift for s in segments]
+        return content
+
+    @property
+    def first_keys(self) -> Sequence[Tensor]:
+        return [self.tables[1:]]
+
+    @property
+    def sees(self) -> list[bool]:
+        """Of each real token, whether it belongs to a request that sees anything."""
+        pairs = zip(self._segments, self.tables[1:].tolist(), strict=False)
+        return [first >= 0 for segment, first in pairs for _ in segment.tokens]
 
     def attend(
         self, layer: int, query: Tensor, cache: KVCache, batch: PackedBatch, scale: float
     ) -> Tensor:
         assert query.shape[1] == self.bucket.tokens
         parts, first = [], 0
-        for segment in self._segments:
+        for segment, first_key in zip(self._segments, self.tables[1:].tolist(), strict=False):
             count = len(segment.tokens)
-            alone = pack([segment], self._block_size, CPU)
             own = query[:, first : first + count]
-            parts.append(TorchAttention().attend(layer, own, cache, alone, scale))
             first += count
+            if first_key < 0:
+                parts.append(query.new_zeros(count, len(query), cache.layers[layer].value_dim))
+                continue
+            moved = replace(segment, start=first_key + segment.table.shift)
+            pages = segment.table.blocks.shape[-1]
+            assert (first_key + count - 1) // self._block_size < pages <= self.bucket.pages
+            alone = pack([moved], self._block_size, CPU)
+            parts.append(TorchAttention().attend(layer, own, cache, alone, scale))
         assert first == int(self.tables[0]), "the tables on the device are not the current ones"
         padding = parts[0].new_zeros(query.shape[1] - first, *parts[0].shape[1:])
         return torch.cat([*parts, padding])
@@ -80,6 +104,36 @@ class FakeRecorder:
 
     def reserved_bytes(self) -> int:
         return 1000 * self.captures
+
+
+class Waits(TorchDispatchMode):
+    """Operations whose result the host has to wait for: a graph cannot hold them."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        name = str(function).split(".")[1]
+        if name.lstrip("_") in {own.lstrip("_") for own in self.NAMES} or (
+            name.startswith("index") and _has_masks(args)
+        ):
+            self.seen.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def _has_masks(arguments: Sequence[object]) -> bool:
+    """How many entries a mask picks is known to the device alone."""
+    parts = [part for each in arguments if isinstance(each, list) for part in each]
+    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
 
 
 Attention = Callable[[Bucket, ModelRunner, int], BucketAttention]
@@ -124,7 +178,8 @@ def _watch_addresses(patch: pytest.MonkeyPatch) -> None:
             num_tokens = int(backend.tables[0])  # type: ignore[attr-defined]
             assert self.cache is not None
             blocks = batch.slots // self.cache.block_size
-            assert (blocks[:num_tokens] > 0).all()
+            sees = getattr(backend, "sees", [True] * num_tokens)
+            assert (blocks[:num_tokens] > 0).tolist() == sees
             assert (blocks[num_tokens:] == 0).all()
         return compute(self, batch, backend, queries)  # type: ignore[arg-type]
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.acceptance import KINDS, MIXES, KindRates, seeds_of
+from benchmarks.gpu.acceptance import KINDS, MIXES, kind_rates, seeds_of
 from benchmarks.gpu.bench import Bench, Budget
-from benchmarks.gpu.correctness import exact_attention
+from benchmarks.gpu.correctness import exact_attention, random_step
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, kv_tokens_for
 from benchmarks.gpu.figures import CellFigures, Figure, judged, spread
 from benchmarks.gpu.floors import (
@@ -24,13 +24,14 @@ from benchmarks.gpu.floors import (
     floor_seconds,
     kv_bytes,
     lack_of_memory,
+    score_bytes,
     self_drafting_bound,
     step_bytes,
     step_flops,
     weight_bytes,
 )
 from benchmarks.gpu.magicdec import best_bound
-from benchmarks.gpu.models import random_llama
+from benchmarks.gpu.models import compile_pieces, random_llama
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.plain import target_ratio
 from benchmarks.gpu.promise import RIVAL, figures_of, fixed_specs, screened
@@ -40,6 +41,8 @@ from benchmarks.gpu.verification import ragged_lengths
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF
 from sdcontrol import policies
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.verify import CoupledVerifier
 
@@ -135,12 +138,20 @@ def bench_with(free_bytes: float) -> Bench:
     return bench
 
 
+def test_scored_pages_take_a_sixteenth_of_the_cache_beside_their_queries() -> None:
+    """Two bounds for a page of 16 keys and 16 values: a sixteenth."""
+    without = score_bytes(LLAMA, 1 << 19, 0)
+    assert without == kv_bytes(LLAMA, 1 << 19) / 16
+    assert score_bytes(LLAMA, 1 << 19, 16) - without == 16 * 32 * 32 * 97 * 128 * 2
+
+
 @pytest.mark.parametrize(("gigabytes", "left_out"), [(134.0, 1), (76.0, 3)])
 def test_cells_too_large_for_a_device_say_so_with_numbers(gigabytes: float, left_out: int) -> None:
     """An H200 has room for all plain cells but 128 x 8k; an H100 lacks 64 x 8k and 16 x 32k too."""
     bench = bench_with(gigabytes * 1e9)
     (plain,) = [part for part in command.PARTS if part.number == 1]
-    skipped = {cell.name: cell.skip for cell in plain.cells(bench) if cell.skip}
+    as_they_are = [cell for cell in plain.cells(bench) if "compiled" not in cell.name]
+    skipped = {cell.name: cell.skip for cell in as_they_are if cell.skip}
     assert len(skipped) == left_out
     assert "batch 128, context 8192" in skipped
     assert all("target KV" in str(reason) for reason in skipped.values())
@@ -331,6 +342,72 @@ def test_no_cell_begins_that_may_not_end_in_time(
     assert [r["name"] for r in report.results] == ["cell 0", "cell 1", "cell 2"]
 
 
+def test_a_run_that_breaks_off_leaves_its_cell_to_be_tried_again(
+    tmp_path: Path, bench: Bench
+) -> None:
+    def stopped() -> CellFigures:
+        raise KeyboardInterrupt
+
+    report = Report(tmp_path, "device", command.PARTS)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_part(part_of(fine, stopped), bench, report, seconds=60.0)
+    again = Report(tmp_path, "device", command.PARTS)
+    assert again.is_done(1, "cell 0")
+    assert not again.is_done(1, "cell 1")
+    assert again.is_done(1, "cell 1", keep_failed=True)
+
+
+def run_made_up(parts: list[Part], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+    monkeypatch.setattr(command, "PARTS", tuple(parts))
+    monkeypatch.setattr(Bench, "rates", Rates(1e10, 1e11))
+    return command.main(["--cpu", "--folder", str(folder), "--total", "10"])
+
+
+def test_time_that_a_part_leaves_over_is_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 minutes for parts of 2 and 6, the important one first; the second takes no time."""
+    limits: dict[int, float] = {}
+
+    def part(number: int, minutes: float) -> Part:
+        def cells(bench: Bench) -> list[Cell]:
+            limits[number] = bench.budget.seconds
+            return []
+
+        return Part(number, "made up", cells, minutes=minutes)
+
+    monkeypatch.setattr(command, "Budget", lambda seconds: Budget(seconds, lambda: 0.0))
+    assert run_made_up([part(2, 2.0), part(5, 6.0), part(0, 2.0)], monkeypatch, tmp_path) == 0
+    assert list(limits) == [0, 5, 2]
+    assert limits == {0: 120.0, 5: 450.0, 2: 480.0}  # no part has more than 8 minutes
+
+
+def test_after_an_error_that_the_device_does_not_survive_another_process_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarts: list[list[str]] = []
+    broke: list[bool] = []
+
+    def breaks() -> CellFigures:
+        broke.append(True)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def restart(arguments: list[str]) -> None:
+        restarts.append(arguments)
+        raise SystemExit
+
+    monkeypatch.setattr(command, "_restart", restart)
+    monkeypatch.setattr(Bench, "is_usable", property(lambda bench: not broke))
+    parts = [Part(n, "made up", part_of(breaks, fine).cells) for n in (0, 1)]
+    with pytest.raises(SystemExit):
+        run_made_up(parts, monkeypatch, tmp_path)
+    ((*_, resume, keep, total, minutes),) = restarts
+    assert (resume, keep, total) == ("--resume", "--keep-failed", "--total")
+    assert 9.0 < float(minutes) <= 10.0
+    report = Report(tmp_path, "cpu-small-scale", command.PARTS)
+    assert [(r["part"], r["name"]) for r in report.results] == [(0, "cell 0")]
+
+
 # -- models, references, engine --------------------------------------------------------------------
 
 
@@ -347,6 +424,39 @@ def test_random_models_have_exactly_the_shape_and_finite_logits(is_tied: bool) -
     swapped = ids.flip(1)
     swapped[0, -1] = ids[0, -1]
     assert not torch.allclose(model(swapped).logits[0, -1], out[0, -1])  # positions count
+
+
+def test_compiled_pieces_are_compiled_for_all_layers_together_and_change_no_text() -> None:
+    compilations = 0
+
+    def count(module: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        nonlocal compilations
+        compilations += 1
+        return module
+
+    texts, counts = [], []
+    for layers in (0, 2, 6):  # the first without
+        shape = replace(SMALL.target, num_layers=layers or 6)
+        model = random_llama(shape, device=torch.device("cpu"), dtype=torch.float32, seed=0)
+        if layers:
+            compile_pieces(model, count)
+        with Engine(model, config=EngineConfig(kv_tokens=512)) as engine:
+            for length in (5, 40):
+                engine.submit(list(range(16, 16 + length)), max_new_tokens=6, do_sample=False)
+            texts.append([request.output for request in engine.run().values()])
+        counts.append(compilations)
+    assert texts[2] == texts[0]
+    assert 0 < counts[1] == counts[2]  # six layers need no further one
+
+
+def test_steps_whose_verdicts_are_compared_have_some_of_every_kind() -> None:
+    logits, tasks = random_step(3200, torch.float32)
+    verdicts = CoupledVerifier().verify(logits, tasks)
+    lengths = [len(verdict.accepted_nodes) for verdict in verdicts]
+    proposed = [len(task.draft.tokens) if task.draft else 0 for task in tasks]
+    assert 0 < sum(lengths) < sum(proposed)
+    assert not all(task.draft.is_chain for task in tasks if task.draft)
+    assert {task.sampler.do_sample for task in tasks} == {False, True}
 
 
 def test_the_exact_attention_is_causal_softmax_attention() -> None:
@@ -376,7 +486,7 @@ def bench() -> Iterator[Bench]:
 def decoder() -> Iterator[Decoder]:
     bench = Bench(SMALL, torch.device("cpu"))
     kv_tokens = kv_tokens_for(6, 128, 160)
-    spec = DecoderSpec(("draft_model", "ngram"), KindRates(), kv_tokens, 6, 160)
+    spec = DecoderSpec(("draft_model", "ngram"), kind_rates(), kv_tokens, 6, 160)
     decoder = bench.decoder(spec)
     decoder.prepare(6, 128)
     yield decoder

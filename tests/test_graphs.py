@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ import structlog
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from sdcontrol.controller import Controller
@@ -32,7 +31,7 @@ from tests.engine_support import (
     submit_all,
     tiny_model,
 )
-from tests.graph_support import CPU, TorchBucketAttention, use_fake_graphs
+from tests.graph_support import CPU, TorchBucketAttention, Waits, use_fake_graphs
 
 PAGE = 16
 LIMITS = BucketLimits(requests=12, query_tokens=9, pages=1000)
@@ -204,6 +203,22 @@ def test_a_bucket_is_captured_once(model: PreTrainedModel, patch: pytest.MonkeyP
         assert all(bucket.tokens in engine.token_edges for bucket in recorder.buckets)
 
 
+def test_a_step_that_captured_a_graph_has_no_time_of_verification(
+    model: PreTrainedModel, patch: pytest.MonkeyPatch
+) -> None:
+    """It would teach a cost model what a capture takes."""
+    use_fake_graphs(patch)
+    planner = ForcedPlanner(arm="sparse_kv:48")
+    _, engine = texts(model, planner)
+    timings = [observation.timing for observation in planner.observations]
+    captured = [timing for timing in timings if not timing.verify_seconds]
+    assert 0 < len(captured) <= engine.stats.graphs.captured
+    assert len(captured) < len(timings)
+    for timing in captured:
+        assert timing.total_seconds > timing.overhead_seconds > 0
+        assert not timing.draft_seconds
+
+
 def test_queries_for_page_scores_are_kept_by_graphs(
     model: PreTrainedModel, patch: pytest.MonkeyPatch
 ) -> None:
@@ -219,28 +234,6 @@ def test_queries_for_page_scores_are_kept_by_graphs(
     assert any(bucket.page_layers > 1 for bucket in recorder.buckets)
     assert [o.accepted for o in after.observations] == [o.accepted for o in before.observations]
     assert after.totals()[1] > 0
-
-
-class Waits(TorchDispatchMode):
-    """Operations whose result the host has to wait for: a graph cannot hold them."""
-
-    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(
-        self,
-        function: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        name = str(function).split(".")[1]
-        if name.lstrip("_") in {own.lstrip("_") for own in self.NAMES}:
-            self.seen.append(name)
-        return function(*args, **(kwargs or {}))
 
 
 def waits_of(model: PreTrainedModel) -> list[str]:

@@ -41,8 +41,8 @@ SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """What one program may use, by compute capability (CUDA programming guide, table of limits)."""
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-SIZES = "num_tokens num_rows num_blocks max_pages row_stride page_row_stride page_head_stride"
-UNEVEN = {*SIZES.split(), "vocab_size", "stream"}
+SIZES = "num_tokens num_rows num_blocks num_pages num_moves row_stride verdict_stride"
+UNEVEN = {*SIZES.split(), "page_row_stride", "page_head_stride", "vocab_size", "stream"}
 """Integers that are not always multiples of 16."""
 
 
@@ -70,10 +70,11 @@ def compiled(
     assert isinstance(kernel, triton.JITFunction)
     names = [name for name in inspect.signature(kernel.fn).parameters if name not in constants]
     signature = {name: types.get(name, "i32") for name in names}
+    unaligned = {p.name for p in kernel.params if p.do_not_specialize_on_alignment}
     attributes = {
         (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
         for name, type_name in signature.items()
-        if type_name[0] == "*" or (type_name == "i32" and name not in UNEVEN)
+        if name not in unaligned and (type_name[0] == "*" or name not in UNEVEN)
     }
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, signature, dict(constants), attributes)
@@ -250,16 +251,16 @@ def test_cache_and_page_kernels_compile_without_spills(dtype: torch.dtype, capab
         num_warps=1,
     )
     moved = compiled(
-        cache_kernels.compact_kernel,
+        cache_kernels.move_kernel,
         capability,
-        types=pointers("addresses slots first_nodes verdicts", "i64"),
-        constants={"LIKE": ELEMENTS[dtype], **sizes},
-        num_warps=1,
+        types=pointers("addresses sources targets", "i64"),
+        constants={"LIKE": ELEMENTS[dtype], "TILE": 32, **sizes},
+        num_warps=4,
     )
     summarised = compiled(
         page_kernels.summarise_kernel,
         capability,
-        types=pointers("addresses blocks", "i64") | pointers("low high", "fp32"),
+        types=pointers("addresses blocks", "i64") | pointers("low high", name),
         constants={"LIKE": ELEMENTS[dtype], "BLOCK_SIZE": 16, "PADDED_BLOCK": 16, **sizes},
         num_warps=4,
     )
@@ -273,7 +274,9 @@ def test_scoring_compiles_without_spills(capability: int) -> None:
         result = compiled(
             page_kernels.score_kernel,
             capability,
-            types=pointers("queries low high scores", "fp32") | pointers("blocks counts", "i64"),
+            types=pointers("queries scores", "fp32")
+            | pointers("low high", "bf16")
+            | pointers("blocks", "i64"),
             constants={"GROUP": group, "DIM": head, "PADDED": head, "TILE_PAGES": 32},
             num_warps=4,
         )
@@ -302,17 +305,20 @@ def test_sampling_and_the_walk_compile_without_spills(dtype: torch.dtype, capabi
         constants={"PARTS": 126, "PADDED": 128},
         num_warps=1,
     )
-    walked = compiled(
-        coupled_kernels.walk_kernel,
-        capability,
-        types=pointers(
-            "samples draft_tokens parents first_rows first_nodes num_nodes verdicts", "i64"
-        ),
-        constants={},
-        num_warps=1,
-    )
-    for result in (sampled, reduced, walked):
+    for result in (sampled, reduced):
         check(result, capability)
+    for is_given in (False, True):
+        walked = compiled(
+            coupled_kernels.walk_kernel,
+            capability,
+            types=pointers(
+                "samples draft_tokens parents stands first_rows first_nodes num_nodes verdicts",
+                "i64",
+            ),
+            constants={"IS_GIVEN": is_given},
+            num_warps=1,
+        )
+        check(walked, capability)
 
 
 # The launcher's choices
@@ -331,6 +337,6 @@ def test_contexts_are_split_where_programs_are_few_and_keys_many() -> None:
     """An H100 has 132 multiprocessors; Llama-3.1-8B has 8 KV heads."""
     splits = triton_attention.choose_splits
     assert splits(1, 8, 32768, 132) == 64
-    assert splits(16, 8, 32768, 132) == 9
+    assert splits(16, 8, 32768, 132) == 16  # 9 parts are made; of 16, for which it is compiled
     assert splits(128, 8, 4096, 132) == 1
     assert splits(1, 8, 200, 132) == 1

@@ -14,9 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from sdcontrol.engine.kernels import custom_op
 from sdcontrol.engine.kernels.tables import MAX_TREE_NODES, TableShape, fill_tables
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.errors import ConfigError
@@ -43,7 +41,7 @@ def test_interpreted_kernels_agree_with_their_twins(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", [*CHECKS, "device_engine"])  # interpreted in test_backends
 def test_compiled_kernels_agree_with_their_twins(
     name: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,38 +88,3 @@ def test_what_tables_cannot_hold_is_refused_in_one_line() -> None:
     wide = TableShape(1, nodes + 1, 1, pages=8, has_trees=True)
     with pytest.raises(ConfigError, match="a draft tree of 65 nodes; at most 64"):
         fill_tables([segment(nodes + 1, (-1,) * nodes)], wide, block_size=16)
-
-
-# Compiled layers
-
-
-def attend_plainly(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-    weights = (query @ key.transpose(1, 2) * (scale + layer)).softmax(-1)
-    return (weights @ value).transpose(0, 1).contiguous()
-
-
-def test_attention_in_a_compiled_layer_is_compiled_once_for_all_numbers_of_tokens() -> None:
-    num_graphs = 0
-
-    def count(module: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
-        nonlocal num_graphs
-        num_graphs += 1
-        return module
-
-    def layer(states: Tensor) -> Tensor:
-        return custom_op.attend(states * 2, states, states + 1, 1, 0.5).relu()
-
-    compiled = torch.compile(layer, backend=count, fullgraph=True, dynamic=True)
-    with custom_op.handling(attend_plainly):
-        for tokens in (3, 7, 12):
-            states = torch.randn(2, tokens, 4, generator=torch.Generator().manual_seed(tokens))
-            torch.testing.assert_close(compiled(states), layer(states))
-        states = torch.randn(2, 5, 4)
-        torch.library.opcheck(
-            custom_op.attend,
-            (states, states, states, 0, 0.5),
-            test_utils=("test_schema", "test_faketensor"),
-        )
-    assert num_graphs == 1
-    with pytest.raises(RuntimeError, match="outside an engine's forward"):
-        layer(torch.randn(2, 5, 4))

@@ -410,6 +410,38 @@ def test_synthetic_text_ends_with_the_targets_own_sample() -> None:
     assert verdict == [Verdict((0, 1), int(logits[2].argmax()))]
 
 
+@given(seed=st.integers(0, 9999), shares_luck=st.booleans())
+def test_synthetic_acceptances_are_known_before_the_logits(seed: int, shares_luck: bool) -> None:
+    """A node that the walk comes to is accepted exactly where `stands` says so."""
+    rng = Random(seed)
+    verifier = SyntheticVerifier((0.8, 0.4), shares_luck=shares_luck)
+    drafts: list[Draft | None] = [None]
+    for nodes in (rng.randrange(6), rng.randrange(1, 6)):
+        parents = (
+            range(-1, nodes - 1) if shares_luck else [rng.randrange(-1, i) for i in range(nodes)]
+        )
+        drafts.append(Draft(tuple(rng.randrange(3) for _ in parents), tuple(parents)))
+    samplers = [RowSampler(seed=rng.randrange(1 << 62) - (1 << 61)) for _ in drafts]
+    texts = [[0] * rng.randrange(1, 9) for _ in drafts]
+    logits, tasks = packed(table(5, seed=0), samplers, texts, drafts)
+    stands = iter(verifier.stands(tasks).tolist())
+    for draft, verdict in zip(drafts, verifier.verify(logits, tasks), strict=True):
+        path: list[int] = []
+        for node, parent in enumerate(draft.parents if draft else ()):
+            if next(stands) and parent == (path[-1] if path else -1):
+                path.append(node)
+        assert verdict.accepted_nodes == tuple(path)
+    assert next(stands, None) is None
+
+
+def test_luck_is_shared_by_whatever_token_stands_at_a_position() -> None:
+    verifier = SyntheticVerifier(0.5, shares_luck=True)
+    assert not verifier.supports_trees
+    drafts: list[Draft | None] = [Draft.chain([token, 4 - token]) for token in range(4)]
+    logits, tasks = packed(table(5, seed=0), [RowSampler(seed=3)] * 4, [[0]] * 4, drafts)
+    assert len({verdict.accepted_nodes for verdict in verifier.verify(logits, tasks)}) == 1
+
+
 def test_synthetic_rates_may_be_given_by_family() -> None:
     verifier = SyntheticVerifier({"sparse_kv": 1.0})
     task = VerifyTask(RowSampler(), [1], Draft.chain([3]), 0, "sparse_kv:512")

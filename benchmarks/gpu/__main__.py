@@ -1,14 +1,16 @@
 """The engine on a GPU, part by part: `python -m benchmarks.gpu`.
 
-    python -m benchmarks.gpu --part 0                    correctness, first
-    python -m benchmarks.gpu --part 1 [--resume]         one part, at most 8 minutes
+    python -m benchmarks.gpu --total 28                  correctness first, then the rest
+    python -m benchmarks.gpu --part 1                    one part, at most 8 minutes
     python -m benchmarks.gpu --resume                    all parts, what is not measured yet
 
 Without a GPU every part runs at a small scale on the CPU, in about half a minute in all, and what
-is missing is said. Each cell is written as soon as it is there, so that a run may end at any time.
+is missing is said. Each cell is written as soon as it is there, and before it is begun, so that a
+run may end at any time. Where a cell leaves the device unusable, the rest runs in a new process.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +39,8 @@ from benchmarks.measuring import RESULTS
 __all__ = ["PARTS", "main", "run_part"]
 
 _SMALL_FOLDER = Path("runs/gpu-small")
+_IMPORTANCE = (0, 1, 5, 6, 3, 4, 2, 7)  # the order of parts, for when time runs out
+_ENDED = "the process ended while this was measured"
 PARTS: tuple[Part, ...] = tuple(
     module.PART
     for module in (
@@ -53,8 +57,9 @@ PARTS: tuple[Part, ...] = tuple(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run from the command line; 1 where a cell failed."""
-    options = _parser().parse_args(arguments)
+    """Run from the command line; 1 where a cell failed, or something was not correct."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
     transformers.utils.logging.disable_progress_bar()
     has_gpu = torch.cuda.is_available() and not options.cpu
     device = torch.device("cuda" if has_gpu else "cpu")
@@ -62,39 +67,83 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = torch.cuda.get_device_name() if has_gpu else "cpu-small-scale"
     report = Report(options.folder or (RESULTS if has_gpu else _SMALL_FOLDER), name, PARTS)
     _say_where(bench, name)
-    wanted = [part for part in PARTS if options.part is None or part.number == options.part]
-    for part in wanted:
-        if not options.resume:
+    wanted = [part for part in _by_importance() if options.part in {None, part.number}]
+    if not options.resume:
+        for part in wanted:
             report.forget(part.number)
-        run_part(part, bench, report, seconds=60.0 * options.minutes)
+    _run_parts(wanted, bench, report, options, given)
     print("\n".join(missing(report.results, PARTS)))
     print(f"written to {report.path} and {report.path.with_suffix('.md').name}")
     numbers = {part.number for part in wanted}
-    return int(any("failed" in r for r in report.results if r["part"] in numbers))
+    return int(any(is_bad(result) for result in report.results if result["part"] in numbers))
 
 
-def run_part(part: Part, bench: Bench, report: Report, *, seconds: float) -> None:
+def _run_parts(
+    parts: Sequence[Part],
+    bench: Bench,
+    report: Report,
+    options: argparse.Namespace,
+    given: Sequence[str],
+) -> None:
+    """Each for its share of the time that is left; what a part leaves over is the others'."""
+    total = Budget(60.0 * options.total)
+    for index, part in enumerate(parts):
+        share = part.minutes / sum(other.minutes for other in parts[index:])
+        seconds = min(60.0 * options.minutes, share * total.left)
+        run_part(part, bench, report, seconds=seconds, keep_failed=options.keep_failed)
+        if not bench.is_usable:
+            print("the device is of no further use to this process; going on in another")
+            _restart([*given, "--resume", "--keep-failed", "--total", f"{total.left / 60.0:.2f}"])
+
+
+def run_part(
+    part: Part, bench: Bench, report: Report, *, seconds: float, keep_failed: bool = False
+) -> None:
     """Measure the cells that are not done, as long as another one like the longest still fits."""
     bench.budget = Budget(seconds)
     print(f"part {part.number}: {part.title} ({bench.scale.name})", flush=True)
     longest = 0.0
     try:
-        todo = [cell for cell in part.cells(bench) if not report.is_done(part.number, cell.name)]
+        todo = [cell for cell in part.cells(bench)
+                if not report.is_done(part.number, cell.name, keep_failed=keep_failed)]  # fmt: skip
         for index, cell in enumerate(todo):
-            if bench.budget.left < longest:
+            if bench.budget.left <= longest:
                 print(f"  {len(todo) - index} cells left for --resume: the part's time is over")
                 break
             before = bench.budget.spent
+            report.add({**_key(part, cell, bench), "failed": _ENDED})
             result = _measure(part, cell, bench)
             longest = max(longest, bench.budget.spent - before)
             report.add(result)
             _print(result)
+            if not bench.is_usable:
+                break
     finally:
         bench.release()
 
 
+def is_bad(result: Result) -> bool:
+    """Whether a cell failed, or shows that something is not correct."""
+    figures = result.get("figures", [])
+    assert isinstance(figures, list)
+    is_wrong = any(figure.get("is_met") is False for figure in figures)
+    return "failed" in result or (result["part"] == 0 and is_wrong)
+
+
+def _restart(arguments: Sequence[str]) -> None:
+    os.execv(sys.executable, [sys.executable, "-m", "benchmarks.gpu", *arguments])
+
+
+def _by_importance() -> list[Part]:
+    return sorted(PARTS, key=lambda part: _IMPORTANCE.index(part.number))
+
+
+def _key(part: Part, cell: Cell, bench: Bench) -> Result:
+    return {"part": part.number, "name": cell.name, "scale": bench.scale.name}
+
+
 def _measure(part: Part, cell: Cell, bench: Bench) -> Result:
-    result: Result = {"part": part.number, "name": cell.name, "scale": bench.scale.name}
+    result = _key(part, cell, bench)
     if cell.skip:
         return {**result, "skipped": cell.skip}
     started = time.perf_counter()
@@ -142,7 +191,7 @@ def _say_where(bench: Bench, name: str) -> None:
 
 
 def _minutes(text: str) -> float:
-    if not 0.0 < (minutes := float(text)) <= 60.0:
+    if not 0.0 <= (minutes := float(text)) <= 60.0:
         raise argparse.ArgumentTypeError(f"{text} minutes; give a number between 0 and 60")
     return minutes
 
@@ -152,7 +201,9 @@ def _parser() -> argparse.ArgumentParser:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--part", type=int, choices=[part.number for part in PARTS])
     parser.add_argument("--resume", action="store_true", help="keep the cells that are written")
+    parser.add_argument("--keep-failed", action="store_true", help="with --resume: the failed, too")
     parser.add_argument("--minutes", type=_minutes, default=8.0, help="per part (default: 8)")
+    parser.add_argument("--total", type=_minutes, default=60.0, help="of all parts (default: 60)")
     parser.add_argument("--cpu", action="store_true", help="small scale though a GPU is there")
     parser.add_argument("--folder", type=Path, help=f"default: {RESULTS}, or {_SMALL_FOLDER}")
     return parser

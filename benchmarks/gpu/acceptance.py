@@ -6,11 +6,9 @@ Knows verification; nothing of arms or time.
 from collections.abc import Mapping, Sequence
 
 from sdcontrol.core import family_of
-from sdcontrol.engine.noise import SYNTHETIC, uniform
-from sdcontrol.engine.verify import SyntheticVerifier
-from sdcontrol.engine.walk import Walk
+from sdcontrol.engine.verify import SyntheticVerifier, VerifyTask
 
-__all__ = ["KINDS", "MIXES", "KindRates", "seeds_of"]
+__all__ = ["KINDS", "MIXES", "kind_rates", "seeds_of"]
 
 KINDS: Mapping[float, Mapping[str, float]] = {
     0.5: {"draft_model": 0.5, "sparse_kv": 0.75, "ngram": 0.1},
@@ -28,21 +26,17 @@ MIXES: Mapping[str, tuple[float, ...]] = {
 _RATES = tuple(KINDS)
 
 
-class KindRates(SyntheticVerifier):
+def kind_rates() -> SyntheticVerifier:
     """Accepts at the rates of the request's kind, which is its seed's remainder.
 
     The number that decides depends on request and position alone, so that arms share their luck.
     """
+    return SyntheticVerifier(_rates_of, shares_luck=True)
 
-    supports_trees = False
 
-    def __init__(self) -> None:
-        super().__init__(0.0)
-
-    def _accepts(self, walk: Walk, child: int, sample: int) -> bool:
-        seed = walk.task.sampler.seed
-        rate = KINDS[_RATES[seed % len(_RATES)]][family_of(walk.task.drafter)]
-        return uniform(seed, walk.position, SYNTHETIC, 0) < rate
+def _rates_of(task: VerifyTask) -> tuple[float]:
+    kind = _RATES[task.sampler.seed % len(_RATES)]
+    return (KINDS[kind][family_of(task.drafter)],)
 
 
 def seeds_of(mix: Sequence[float], batch_size: int, block: int) -> list[int]:

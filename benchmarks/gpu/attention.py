@@ -38,7 +38,8 @@ PART = Part(
     3,
     "attention alone, share of copy bandwidth",
     cells,
-    (
+    minutes=2.0,
+    only_on_a_gpu=(
         "share of copy bandwidth, target 0.85, beside scaled_dot_product_attention, FlexAttention "
         "and FlashInfer",
     ),

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.gpu.decoder import Decoder, DecoderSpec
-from benchmarks.gpu.floors import Rates, kv_bytes, lack_of_memory, weight_bytes
+from benchmarks.gpu.floors import Rates, kv_bytes, lack_of_memory, score_bytes, weight_bytes
 from benchmarks.gpu.models import random_llama
 from benchmarks.gpu.scale import Scale
 from sdcontrol.engine.profiling import measure_ceilings
@@ -76,14 +76,21 @@ class Bench:
         """The draft model."""
         return self._model("draft")
 
-    def lacks(self, kv_tokens: int, *, with_draft: bool = False) -> str | None:
-        """Why an engine of so many KV tokens does not fit; None where it does."""
+    def lacks(
+        self, kv_tokens: int, *, with_draft: bool = False, scored_requests: int = 0
+    ) -> str | None:
+        """Why an engine of so many KV tokens does not fit; None where it does.
+
+        `scored_requests` of them may choose pages by score.
+        """
         scale = self.scale
         shapes = {"target": scale.target} | ({"draft": scale.draft} if with_draft else {})
         needed: dict[str, float] = {}
         for name, shape in shapes.items():
             needed[f"{name} weights"] = weight_bytes(shape)
             needed[f"{name} KV"] = kv_bytes(shape, kv_tokens)
+        if scored_requests:
+            needed["page scores"] = score_bytes(scale.target, kv_tokens, scored_requests)
         needed["reserve"] = scale.reserve_bytes
         return lack_of_memory(needed, self.free_bytes)
 
@@ -100,6 +107,15 @@ class Bench:
         self._close_decoder()
         self._models.clear()
         self._collect()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the device still answers: after some errors it never does in this process."""
+        try:
+            self.wait()
+        except RuntimeError:
+            return False
+        return True
 
     def wait(self) -> None:
         """Until the device is done."""
@@ -122,7 +138,7 @@ class Bench:
 
     def _collect(self) -> None:
         gc.collect()
-        if self.is_cuda:
+        if self.is_cuda and self.is_usable:
             torch.cuda.empty_cache()
 
 

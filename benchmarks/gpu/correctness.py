@@ -1,4 +1,5 @@
-"""Part 0, before any time is taken: attention against float64, texts against `generate`.
+"""Part 0, before any time is taken: attention against float64, verdicts against the host's, texts
+against `generate`.
 
 Texts are compared in float32 on a small model, where two ways of adding up hardly ever differ.
 """
@@ -18,12 +19,16 @@ from benchmarks.gpu.part import Cell, Part
 from sdcontrol.controller import Controller
 from sdcontrol.engine.backends import backend_of, cache_class_of
 from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.device_step import verify_of
+from sdcontrol.engine.drafters.base import Draft
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment, ancestors, pack
+from sdcontrol.engine.sampling import RowSampler
+from sdcontrol.engine.verify import CoupledVerifier, SyntheticVerifier, VerifyTask
 from sdcontrol.estimators.shapes import ModelShape
 
-__all__ = ["PART", "exact_attention"]
+__all__ = ["PART", "exact_attention", "random_step"]
 
 _PAGE = 16
 _TEXT_SHAPE = ModelShape(
@@ -37,12 +42,19 @@ def cells(bench: Bench) -> list[Cell]:
     dtypes = dict.fromkeys((bench.dtype, torch.float32))
     found = [Cell(f"attention, {_name(d)}", partial(_attention, bench, d)) for d in dtypes]
     found.append(Cell("texts against generate", partial(_texts, bench)))
-    skip = None if bench.is_cuda else "graphs are CUDA's"
+    skip = None if bench.is_cuda else "kernels and graphs are CUDA's"
+    found.append(Cell("verdicts against the host's", partial(_verdicts, bench), skip))
     found.append(Cell("graphs against eager", partial(_graphs, bench), skip))
     return found
 
 
-PART = Part(0, "correctness", cells, ("the Triton kernels on a device, and graphs against eager",))
+PART = Part(
+    0,
+    "correctness",
+    cells,
+    minutes=2.0,
+    only_on_a_gpu=("the Triton kernels on a device, and graphs against eager",),
+)
 
 
 def exact_attention(
@@ -111,6 +123,35 @@ def _segments(contexts: tuple[int, ...]) -> list[Segment]:
             Segment([1] * length, context, table, [0] * length, 1, parents if is_tree else None)
         )
     return segments
+
+
+def _verdicts(bench: Bench) -> CellFigures:
+    """Greedy and sampled rows of the model's vocabulary; chains and trees that are often right."""
+    logits, tasks = random_step(bench.scale.target.vocab_size, bench.dtype)
+    figures = []
+    for name, verifier in (("coupled", CoupledVerifier()), ("synthetic", SyntheticVerifier(0.7))):
+        ours = verify_of(verifier, has_kernels=True)(logits.to(bench.device), tasks)
+        pairs = zip(ours, verifier.verify(logits, tasks), strict=True)
+        differing = sum(verdict != expected for verdict, expected in pairs)
+        figures.append(Figure(f"{name}: verdicts that differ", differing, "", 0, is_ceiling=True))
+    return CellFigures(tuple(figures), {"compared": len(tasks)})
+
+
+def random_step(vocab_size: int, dtype: torch.dtype) -> tuple[Tensor, list[VerifyTask]]:
+    """Logits of 32 requests, and what they drafted."""
+    rng = np.random.default_rng(0)
+    tasks: list[VerifyTask] = []
+    first_row = 0
+    for request in range(32):
+        num_nodes, is_tree = int(rng.integers(0, 9)), request % 4 == 3
+        parents = [int(rng.integers(-1, n)) if is_tree else n - 1 for n in range(num_nodes)]
+        draft = Draft(tuple(rng.integers(0, 3, num_nodes).tolist()), tuple(parents))
+        sampler = RowSampler(do_sample=request % 2 == 1, seed=request)
+        tasks.append(VerifyTask(sampler, [1] * (request + 4), draft, first_row, "drafter"))
+        first_row += 1 + num_nodes
+    logits = torch.randn(first_row, vocab_size, generator=torch.Generator().manual_seed(0))
+    logits[:, :3] += 10.0  # most of the weight is on the tokens that are drafted
+    return logits.to(dtype), tasks
 
 
 def _texts(bench: Bench) -> CellFigures:

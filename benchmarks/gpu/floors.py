@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = ["Load", "Rates", "acceptance_length", "attention_bytes", "floor_seconds", "kv_bytes",
-           "lack_of_memory", "self_drafting_bound", "step_bytes", "step_flops", "weight_bytes"]  # fmt: skip
+           "lack_of_memory", "score_bytes", "self_drafting_bound", "step_bytes", "step_flops", "weight_bytes"]  # fmt: skip
 
 _GB = 1e9
+_PAGE = 16
+_QUERIES_KEPT = 2 * _PAGE + 65  # of a request: two pages and a draft, as the engine's scorer keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,12 @@ def weight_bytes(shape: ModelShape) -> float:
 def kv_bytes(shape: ModelShape, num_tokens: float) -> float:
     """Keys and values of `num_tokens` in all layers."""
     return num_tokens * shape.kv_bytes_per_token
+
+
+def score_bytes(shape: ModelShape, num_tokens: float, num_requests: int) -> float:
+    """What scored pages take: two bounds of each page's keys, and the latest queries."""
+    queries = shape.num_layers * shape.num_heads * shape.head_dim * _QUERIES_KEPT
+    return kv_bytes(shape, num_tokens) / _PAGE + num_requests * queries * shape.kv_bytes
 
 
 def step_bytes(shape: ModelShape, load: Load) -> float:

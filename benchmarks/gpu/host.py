@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.acceptance import MIXES, KindRates, seeds_of
+from benchmarks.gpu.acceptance import MIXES, kind_rates, seeds_of
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, Turn, kv_tokens_for
 from benchmarks.gpu.figures import CellFigures, Figure
@@ -20,7 +20,7 @@ from sdcontrol.engine.drafters.ngram import NgramDrafter
 
 __all__ = ["PART"]
 
-_VERIFIER = KindRates()
+_VERIFIER = kind_rates()
 _TOKENS_PER_STEP = 9
 _NGRAM_STEPS = 50
 _NGRAM_DRAFT = 4
@@ -42,7 +42,8 @@ PART = Part(
     7,
     "controller, n-gram and host time, graphs, memory",
     cells,
-    ("graph capture time and memory", "peak memory of the device"),
+    minutes=2.0,
+    only_on_a_gpu=("graph capture time and memory", "peak memory of the device"),
 )
 
 

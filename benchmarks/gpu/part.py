@@ -31,4 +31,5 @@ class Part:
     number: int
     title: str
     cells: "Callable[[Bench], list[Cell]]"
+    minutes: float = 1.0  # that it takes on a GPU, about: its share where time is short
     only_on_a_gpu: tuple[str, ...] = ()  # figures that a run on a CPU does not give

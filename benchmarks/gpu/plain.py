@@ -1,4 +1,7 @@
-"""Part 1: a plain decode step against what reading weights and KV costs at least."""
+"""Part 1: a plain decode step against what reading weights and KV costs at least.
+
+Some once more, of a model whose norms and activations `torch.compile` has fused.
+"""
 
 from functools import partial
 
@@ -6,6 +9,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.decoder import DecoderSpec, Turn, kv_tokens_for
 from benchmarks.gpu.figures import CellFigures, Figure
 from benchmarks.gpu.floors import Load, floor_seconds
+from benchmarks.gpu.models import compile_pieces
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.regret.rig import Arm
 from sdcontrol.engine.verify import CoupledVerifier, Verifier
@@ -24,7 +28,7 @@ def target_ratio(batch_size: int) -> float:
 
 def cells(bench: Bench) -> list[Cell]:
     """One per batch and context."""
-    return [
+    as_they_are = [
         Cell(
             f"batch {batch}, context {context}",
             partial(_measure, bench, batch, context),
@@ -32,13 +36,23 @@ def cells(bench: Bench) -> list[Cell]:
         )
         for batch, context in bench.scale.plain
     ]
+    compiled = [
+        Cell(
+            f"batch {batch}, context {context}, norms and activations compiled",
+            partial(_measure_compiled, bench, batch, context),
+            bench.lacks(_kv_tokens(bench, batch, context)) if bench.is_cuda else "compiled on CUDA",
+        )
+        for batch, context in bench.scale.compiled
+    ]
+    return as_they_are + compiled
 
 
 PART = Part(
     1,
     "plain decode step against the floor",
     cells,
-    ("step time in floors, target 1.30 to batch 64 and 1.50 beyond",),
+    minutes=4.0,
+    only_on_a_gpu=("step time in floors, target 1.30 to batch 64 and 1.50 beyond",),
 )
 
 
@@ -67,6 +81,16 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
         ),
         {"stretch": 1.15},
     )
+
+
+def _measure_compiled(bench: Bench, batch: int, context: int) -> CellFigures:
+    """With models and an engine of its own."""
+    bench.release()
+    compile_pieces(bench.target(), "inductor")
+    try:
+        return _measure(bench, batch, context)
+    finally:
+        bench.release()
 
 
 def _step_seconds(turns: list[Turn]) -> list[float]:

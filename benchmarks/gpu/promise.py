@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from benchmarks.gpu.acceptance import MIXES, KindRates, seeds_of
+from benchmarks.gpu.acceptance import MIXES, kind_rates, seeds_of
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, Turn, kv_tokens_for
 from benchmarks.gpu.figures import CellFigures, Figure
@@ -18,7 +18,6 @@ from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF, even, score_cell
 from sdcontrol.controller import Controller
 from sdcontrol.core import family_of
-from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.experiments.compare import Ratio, paired_ratio
 
 __all__ = ["PART", "RIVAL", "figures_of", "fixed_specs", "screened"]
@@ -54,7 +53,7 @@ def screened(rates: Mapping[str, Sequence[float]], fixed: Sequence[str]) -> dict
 
 def cells(bench: Bench) -> list[Cell]:
     """Mixed batches first: those are what the promise is about."""
-    verifier = KindRates()
+    verifier = kind_rates()
     fitting = [
         pair
         for pair in bench.scale.promise
@@ -80,7 +79,8 @@ PART = Part(
     6,
     "the promise: goodput against every fixed setting",
     cells,
-    (
+    minutes=8.0,
+    only_on_a_gpu=(
         "goodput over the best fixed setting (0.97; 1.10 mixed), over none (0.99), and over "
         "budget_argmax (1.0)",
     ),
@@ -138,10 +138,9 @@ def _arms(bench: Bench, decoder: Decoder, context: int) -> dict[str, Arm]:
     arms = {name: Arm(name, spec) for name, spec in fixed.items()}
     arms[ADAPTIVE] = Arm(ADAPTIVE, ADAPTIVE)
     arms[RIVAL] = Arm(RIVAL, {"kind": RIVAL, "drafter": _RIVAL_DRAFTER})
-    edges = getattr(decoder.engine, "token_edges", ())
-    if edges:  # the engine pads to these, and tells whoever prices
-        for name in (ADAPTIVE, RIVAL):
-            arms[name].controller = Controller(arms[name].spec, OnlineCost(token_edges=edges))
+    for name in (ADAPTIVE, RIVAL):  # the engine pads to these, and tells whoever prices
+        spec, edges = arms[name].spec, decoder.engine.token_edges
+        arms[name].controller = Controller(spec, token_edges=edges)
     return arms
 
 

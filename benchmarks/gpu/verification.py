@@ -85,7 +85,11 @@ def cells(bench: Bench) -> list[Cell]:
 
 
 PART = Part(
-    2, "verification, uniform and ragged", cells, ("ragged over uniform, target at most 1.05",)
+    2,
+    "verification, uniform and ragged",
+    cells,
+    minutes=4.0,
+    only_on_a_gpu=("ragged over uniform, target at most 1.05",),
 )
 
 

@@ -79,14 +79,17 @@ def _record(
     options: argparse.Namespace, prompts: Sequence[Prompt], sampling: Mapping[str, object]
 ) -> int:
     """Decode into the trace; how many prompts were refused."""
+    from sdcontrol.engine.graphs import planned_token_edges
     from sdcontrol.engine.loop import Engine
     from sdcontrol.integrations.recording import facts_of_run
     from sdcontrol.integrations.settings import engine_config, planner_of
 
     config = engine_config({"max_batch_size": options.batch_size})
-    recorder = _recorder(planner_of(options.policy), options)
+    _check_output(options)
+    model, drafters, tokenizer = load_models(options)
+    planner = planner_of(options.policy, planned_token_edges(model, config))
+    recorder = _recorder(planner, options)
     try:
-        model, drafters, tokenizer = load_models(options)
         engine = Engine(
             model,
             drafters=drafters,
@@ -107,8 +110,15 @@ def _record(
     return len(prompts) - len(requests)
 
 
-def _recorder(planner: "Planner", options: argparse.Namespace) -> "Recorder":
+def _check_output(options: argparse.Namespace) -> None:
+    """What would fail once the models are loaded, which takes time."""
     check_installed("pyarrow", "traces")
+    folder = Path(options.output)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; record into a new folder")
+
+
+def _recorder(planner: "Planner", options: argparse.Namespace) -> "Recorder":
     from sdcontrol.traces.recorder import Recorder
 
     return Recorder(planner, options.output, keep_token_ids=options.keep_token_ids)

@@ -1,4 +1,4 @@
-"""Which attention a model gets: Triton's kernels on CUDA, torch anywhere.
+"""Which attention and cache a model gets: Triton's kernels on CUDA, torch anywhere.
 
 Knows layers' shapes and devices; nothing of requests, drafts or settings beyond the one name.
 triton is imported only where it is wanted, since it may be absent.
@@ -6,28 +6,62 @@ triton is imported only where it is wanted, since it may be absent.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from sdcontrol.engine.attention import AttentionBackend
 from sdcontrol.engine.kernels.reference import TorchAttention
+from sdcontrol.engine.kernels.reference_steps import TorchPageBounds
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.errors import ConfigError, UnsupportedModel
 from sdcontrol.logs import EventLog
 
-__all__ = ["BackendName", "TritonKVCache", "backend_of", "cache_class_of", "device_scope"]
+if TYPE_CHECKING:
+    from sdcontrol.engine.kernels.cache_kernels import CacheTensors
+
+__all__ = [
+    "BackendName",
+    "PageBounds",
+    "TritonKVCache",
+    "backend_of",
+    "cache_class_of",
+    "device_scope",
+    "page_bounds_of",
+]
 
 BackendName = Literal["auto", "triton", "torch"]
 
 log = EventLog(__name__)
 
+
+class PageBounds(Protocol):
+    """Bounds of the keys of every page of a cache, whose layers are of one shape."""
+
+    def summarise(self, blocks: Tensor) -> None:
+        """Take in the keys that lie in `blocks` `[n]` now."""
+        ...
+
+    def score(self, queries: Tensor, blocks: Tensor) -> Tensor:
+        """How large a product of a query with a key of each page can be, summed over heads.
+
+        Float32 `[layers, kv_heads, pages]`, of `queries` float32 `[layers, kv_heads, shared, dim]`
+        and the pages that lie in `blocks` `[pages]`.
+        """
+        ...
+
+
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
 class TritonKVCache(KVCache):
-    """A cache that new tokens are written to by one launch a layer, keys and values together."""
+    """A cache that new tokens are written to by one launch a layer, keys and values together.
+
+    Tokens are moved by one launch for all layers.
+    """
+
+    _tensors: "CacheTensors | None" = None
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store `[kv_heads, tokens, dim]` at `slots` `[tokens]`; padding may share a slot."""
@@ -36,6 +70,14 @@ class TritonKVCache(KVCache):
         keys = keys if keys.stride(-1) == 1 else keys.contiguous()
         values = values if values.stride(-1) == 1 else values.contiguous()
         write_tokens(self.keys[layer], self.values[layer], slots, keys, values)
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """See `KVCache.move`."""
+        from sdcontrol.engine.kernels.cache_kernels import CacheTensors
+
+        if self._tensors is None:
+            self._tensors = CacheTensors((*self.keys, *self.values))
+        self._tensors.move(sources, targets)
 
 
 def backend_of(
@@ -74,6 +116,15 @@ def cache_class_of(backend: AttentionBackend) -> type[KVCache]:
     except ImportError:
         return KVCache
     return TritonKVCache if isinstance(backend, TritonAttention) else KVCache
+
+
+def page_bounds_of(cache: KVCache) -> PageBounds:
+    """What sums up the pages of this cache."""
+    if not isinstance(cache, TritonKVCache):
+        return TorchPageBounds(cache)
+    from sdcontrol.engine.kernels.page_kernels import TritonPageBounds
+
+    return TritonPageBounds(cache)
 
 
 def _triton(layers: Sequence[LayerShape], device: torch.device) -> AttentionBackend:

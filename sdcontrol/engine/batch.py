@@ -99,6 +99,11 @@ class Batch:
             if piece.completes
         ]
 
+    @property
+    def most_outputs(self) -> list[int]:
+        """How many tokens each decoding request may be given at most."""
+        return [1 + len(piece.draft.tokens) for piece in self.decoding]
+
     def outputs(self, verdicts: Sequence[Verdict]) -> list[list[int]]:
         """What each decoding request is given by its verdict, before stop rules."""
         decided = zip(self.decoding, verdicts[: len(self.decoding)], strict=True)

@@ -13,7 +13,7 @@ import torch
 
 from sdcontrol.core import Timing
 
-__all__ = ["DeviceMarks", "StepClock", "marks_of"]
+__all__ = ["DeviceMarks", "StepClock", "marks_of", "unmeasured"]
 
 
 class DeviceMarks(Protocol):
@@ -24,7 +24,10 @@ class DeviceMarks(Protocol):
         ...
 
     def seconds(self) -> float:
-        """Between the last two marks; waits until the device has reached them."""
+        """Between the first and the second mark, the third and the fourth, and so on, in all.
+
+        Waits until the device has reached them.
+        """
         ...
 
 
@@ -43,9 +46,9 @@ class CudaMarks:
 
     def seconds(self) -> float:
         """See `DeviceMarks`."""
-        start, end = self._events[-2:]
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        self._events[-1].synchronize()
+        pairs = zip(self._events[::2], self._events[1::2], strict=True)
+        return float(sum(start.elapsed_time(end) for start, end in pairs)) / 1e3
 
 
 def marks_of(device: torch.device) -> DeviceMarks | None:
@@ -54,7 +57,11 @@ def marks_of(device: torch.device) -> DeviceMarks | None:
 
 
 class StepClock:
-    """Laps of one step, added up by phase; with `marks`, `verify` is the device's."""
+    """Laps of one step, added up by phase; with `marks`, `verify` is the device's.
+
+    What is done between the forward's launch and its verdicts (`meanwhile`, `learning` from the
+    step before) then costs nothing, as long as it takes no longer than the forward.
+    """
 
     def __init__(
         self, marks: DeviceMarks | None = None, now: Callable[[], float] = time.perf_counter
@@ -62,7 +69,8 @@ class StepClock:
         self._marks = marks
         self._now = now
         self._last = now()
-        self._seconds = {"overhead": 0.0, "controller": 0.0, "draft": 0.0, "verify": 0.0}
+        phases = ("overhead", "controller", "draft", "verify", "meanwhile", "learning")
+        self._seconds = dict.fromkeys(phases, 0.0)
 
     def lap(self, phase: str) -> None:
         """Count the time since the last lap to `phase`."""
@@ -72,17 +80,37 @@ class StepClock:
         if self._marks is not None and phase in {"draft", "verify"}:
             self._marks.add()
 
-    def timing(self, draft_seconds: Mapping[str, float], observe_seconds: float) -> Timing:
-        """The step's times; what belongs to no family and not to the forward is overhead."""
-        verify = self._seconds["verify"]
-        drafted = sum(draft_seconds.values())
-        beside = max(self._seconds["draft"] - drafted, 0.0)
+    def resume(self) -> None:
+        """Verdicts are asked for: the time since the last lap was somebody else's."""
+        self._last = self._now()
         if self._marks is not None:
-            host, verify = verify, self._marks.seconds()
-            beside += max(host - verify, 0.0)
+            self._marks.add()
+
+    def timing(self, draft_seconds: Mapping[str, float], observe_seconds: float) -> Timing:
+        """The step's times; what belongs to no family and not to the forward is overhead.
+
+        `observe_seconds` is what observing took before the step.
+        """
+        seconds = self._seconds
+        verify, controller = seconds["verify"], seconds["controller"] + observe_seconds
+        overhead = seconds["overhead"]
+        overhead += max(seconds["draft"] - sum(draft_seconds.values()), 0.0)
+        if self._marks is None:
+            controller += seconds["learning"]
+            overhead += seconds["meanwhile"]
+        else:
+            host = verify + seconds["meanwhile"] + seconds["learning"]
+            verify = self._marks.seconds()
+            overhead += max(host - verify, 0.0)
         return Timing(
             draft_seconds=draft_seconds,
             verify_seconds=verify,
-            controller_seconds=self._seconds["controller"] + observe_seconds,
-            overhead_seconds=self._seconds["overhead"] + beside,
+            controller_seconds=controller,
+            overhead_seconds=overhead,
         )
+
+
+def unmeasured(timing: Timing) -> Timing:
+    """Of a step that also captured a graph: how long its phases take is not known from it."""
+    controller = timing.controller_seconds
+    return Timing(controller_seconds=controller, overhead_seconds=timing.total_seconds - controller)

@@ -42,6 +42,9 @@ class EngineConfig(BaseModel):
         "auto", description="triton, torch, or auto: triton on CUDA where it takes the model"
     )
     cuda_graphs: bool = Field(True, description="on CUDA, capture decoding forwards in graphs")
+    overlap: bool | None = Field(
+        None, description="launch a step before the host learns from the last; None: on CUDA"
+    )
 
     def scheduler(self, pool: BlockPool) -> Scheduler:
         """A scheduler with these settings over `pool`."""

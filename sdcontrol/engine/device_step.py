@@ -1,13 +1,14 @@
-"""Coupled verification on the device: the verdicts are all that the host is sent.
+"""Verification on the device: the verdicts are all that the host is sent.
 
-Knows logits and verification tasks; nothing of caches, requests or policies. The rule is
-`CoupledVerifier`'s, and so are the verdicts; the work is the kernels' of `coupled_kernels`.
+Knows logits and verification tasks; nothing of caches, requests or policies. The rules are those of
+`CoupledVerifier` and `SyntheticVerifier`, and so are the verdicts; the work is the kernels' of
+`coupled_kernels`. Nothing waits for the device before the verdicts do: what is sent to it is made
+ready while it still computes the logits.
 
     verdicts [requests, 2 + nodes]    accepted nodes, next token | the accepted path
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import numpy as np
 import torch
@@ -15,59 +16,67 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdcontrol.engine.coupled import CoupledVerifier
+from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import Row, check_sample, process_rows
+from sdcontrol.engine.synthetic import SyntheticVerifier
 from sdcontrol.engine.verify import Verdict, Verifier, VerifyTask
-from sdcontrol.engine.walk import Walk
+from sdcontrol.engine.walk import depths_of
 
-__all__ = ["Verify", "verify_of", "verify_on_device"]
+__all__ = ["Stands", "Verify", "verify_of", "verify_on_device"]
 
 Verify = Callable[[Tensor, Sequence[VerifyTask]], list[Verdict]]
+
+Stands = Callable[[Sequence[VerifyTask]], NDArray[np.bool_]]
+"""Of all nodes, one task after the other: whether a node is accepted where its parent is."""
 
 
 def verify_of(verifier: Verifier, *, has_kernels: bool) -> Verify:
     """How an engine verifies: on the device where the rule and the requests allow it."""
-    if not has_kernels or type(verifier) is not CoupledVerifier:
+    if not has_kernels or type(verifier) not in {CoupledVerifier, SyntheticVerifier}:
         return verifier.verify
+    stands = verifier.stands if isinstance(verifier, SyntheticVerifier) else None
 
     def verify(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verdict]:
         if any(task.sampler.needs_prefix for task in tasks):
             return verifier.verify(logits, tasks)
-        return verify_on_device(logits, tasks)
+        return verify_on_device(logits, tasks, stands)
 
     return verify
 
 
-def verify_on_device(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verdict]:
+def verify_on_device(
+    logits: Tensor, tasks: Sequence[VerifyTask], stands: Stands | None = None
+) -> list[Verdict]:
     """See `Verifier.verify`; one copy to the device, one back. No processor may need the prefix.
 
-    Every row of `logits` belongs to a task.
+    Every row of `logits` belongs to a task. A node is accepted after its parent where it is the
+    target's sample, or where `stands` says so.
     """
     from sdcontrol.engine.kernels.coupled_kernels import sample_scores, walk_drafts
 
-    rows = _rows(tasks)
-    drafts = [task.draft for task in tasks]
-    counts = [len(draft.tokens) if draft else 0 for draft in drafts]
-    nodes = [(draft.tokens, draft.parents) for draft in drafts if draft]
-    parts: list[NDArray[np.int64]] = [
-        _int64([row.sampler.seed for row in rows]),
-        _int64([row.position for row in rows]),
-        _int64([row.sampler.do_sample for row in rows]),
-        _int64(list(chain.from_iterable(tokens for tokens, _ in nodes))),
-        _int64(list(chain.from_iterable(parents for _, parents in nodes))),
-        _int64([task.first_row for task in tasks]),
-        _int64(np.cumsum([0, *counts[:-1]]).tolist()),
-        _int64(counts),
-    ]
-    flat = torch.from_numpy(np.concatenate(parts)).to(logits.device)
-    seeds, positions, is_sampled, tokens, parents, first_rows, first_nodes, num_nodes = flat.split(
-        [len(part) for part in parts]
+    in_order = sorted(tasks, key=lambda task: task.first_row)
+    counts = [_num_nodes(task) for task in tasks]
+    drafts = [task.draft for task in tasks if task.draft]
+    sent = _sent(
+        [
+            *_row_columns(in_order),
+            _flat([draft.tokens for draft in drafts]),
+            _flat([draft.parents for draft in drafts]),
+            [] if stands is None else stands(tasks),
+            [task.first_row for task in tasks],
+            np.cumsum([0, *counts[:-1]]),
+            counts,
+        ],
+        logits.device,
     )
-    samples = sample_scores(_scores(logits, rows), seeds, positions, is_sampled).tokens
+    seeds, positions, is_sampled, tokens, parents, stand, first_rows, first_nodes, num_nodes = sent
+    samples = sample_scores(_scores(logits, in_order), seeds, positions, is_sampled).tokens
     verdicts = logits.new_zeros((len(tasks), 2 + max(counts)), dtype=torch.int64)
     walk_drafts(
         samples,
         tokens,
         parents,
+        None if stands is None else stand,
         first_rows=first_rows,
         first_nodes=first_nodes,
         num_nodes=num_nodes,
@@ -76,23 +85,45 @@ def verify_on_device(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verdic
     return [_verdict(row) for row in verdicts.tolist()]
 
 
-def _rows(tasks: Sequence[VerifyTask]) -> list[Row]:
-    """In the order of the logits: forwards pack requests as they like."""
-    by_index: dict[int, Row] = {}
-    for task in tasks:
-        by_index |= Walk(task).open_rows()
-    return [by_index[index] for index in range(len(by_index))]
+def _num_nodes(task: VerifyTask) -> int:
+    return len(task.draft.tokens) if task.draft else 0
 
 
-def _int64(values: Sequence[int]) -> NDArray[np.int64]:
-    return np.array(values, dtype=np.int64)
+def _row_columns(in_order: Sequence[VerifyTask]) -> tuple[list[int], list[int], list[int]]:
+    """Seed, position and whether it is sampled, of every row; requests are packed in any order."""
+    seeds: list[int] = []
+    positions: list[int] = []
+    is_sampled: list[int] = []
+    for task in in_order:
+        length, num_rows = len(task.tokens), 1 + _num_nodes(task)
+        seeds.extend([task.sampler.seed] * num_rows)
+        is_sampled.extend([int(task.sampler.do_sample)] * num_rows)
+        positions.append(length)
+        if task.draft:
+            positions.extend([length + 1 + depth for depth in depths_of(task.draft)])
+    return seeds, positions, is_sampled
 
 
-def _scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _flat(rows: Sequence[Sequence[int]]) -> list[int]:
+    return [value for row in rows for value in row]
+
+
+def _sent(
+    columns: "Sequence[Sequence[int] | NDArray[np.bool_] | NDArray[np.int64]]", device: torch.device
+) -> Sequence[Tensor]:
+    """Each column on the device, int64: one copy, for which nobody waits."""
+    flat = np.concatenate([np.asarray(column, dtype=np.int64) for column in columns])
+    lengths = [len(column) for column in columns]
+    there: Sequence[Tensor] = upload(flat, device).split(lengths)
+    return there
+
+
+def _scores(logits: Tensor, in_order: Sequence[VerifyTask]) -> Tensor:
     """Processed scores; logits as they are, in their own type, where nobody processes them."""
-    if any(row.sampler.tail for row in rows):
-        return process_rows(logits, rows)
-    return logits
+    if not any(task.sampler.tail for task in in_order):
+        return logits
+    rows = [Row(task.sampler, ()) for task in in_order for _ in range(1 + _num_nodes(task))]
+    return process_rows(logits, rows)
 
 
 def _verdict(row: Sequence[int]) -> Verdict:

@@ -5,22 +5,30 @@ nonsense is quarantined: its family is offered no more, the step goes on without
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sdcontrol.core import BatchView, Choice, Confidence, Hint, Plan, family_of
-from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask
+from sdcontrol.engine.drafters.base import (
+    Draft,
+    Drafter,
+    DraftInFull,
+    DraftTask,
+    KeepDrafting,
+)
 from sdcontrol.engine.drafters.vetting import check_draft, check_offer
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError, DrafterFault
 from sdcontrol.logs import EventLog
 
-__all__ = ["Drafting", "Drafts"]
+__all__ = ["Drafting", "Drafts", "ShadowDrafts", "agreements"]
 
 log = EventLog(__name__)
 
 Refine = Callable[[BatchView, Plan, Confidence], Plan]
 NO_DRAFT = Draft()
+ShadowDrafts = Mapping[str, Sequence[Draft | None]]
+"""By free arm, the draft that it would have made for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +125,18 @@ class Drafting:
         return tuple(usable), hints
 
     def propose(
-        self, requests: Sequence[Request], view: BatchView, plan: Plan, refine: Refine
+        self,
+        requests: Sequence[Request],
+        view: BatchView,
+        plan: Plan,
+        refine: Refine | None,
+        *,
+        between_rounds: bool = True,
     ) -> Drafts:
-        """Draft what `plan` asks for; `refine` may shorten it on the way."""
+        """Draft what `plan` asks for; `refine`, if any, may shorten it in the end.
+
+        With `between_rounds`, also on the way; without, drafters need not ask.
+        """
         session = _Session(view, plan, refine)
         learns = False  # whether drafting brought anything to light that the hints did not
         seconds: dict[str, float] = {}
@@ -127,8 +144,9 @@ class Drafting:
             started = self._clock()
             drafter = self._drafters[family]
             tasks = [self._task(requests[row], plan.choices[row]) for row in rows]
+            keep = session.keeper(rows) if refine and between_rounds else DraftInFull(tasks)
             try:
-                session.take(rows, self._checked(drafter, tasks, session.keeper(rows)))
+                session.take(rows, self._checked(drafter, tasks, keep))
             except Exception as error:
                 self._quarantine(family, error)
                 session.drop(rows)
@@ -136,46 +154,38 @@ class Drafting:
             learns = learns or not drafter.is_free
         return session.close(seconds, may_shorten=learns)
 
-    def shadow(
-        self, requests: Sequence[Request], plan: Plan, outputs: Sequence[Sequence[int]]
-    ) -> dict[str, tuple[int | None, ...]]:
-        """By free arm, how far its chain agrees with each request's `outputs` of this step.
+    def shadows(
+        self, requests: Sequence[Request], plan: Plan, lengths: Sequence[int]
+    ) -> ShadowDrafts:
+        """What every free arm would have drafted for each request, of these many tokens.
 
-        None where it was used itself, may not be, or has no chain to offer. To be called before
-        the outputs are committed.
+        None where it was used itself, or may not be. See `agreements`.
         """
         return {
-            drafter.name: tuple(
-                self._agreement(drafter, request, output)
-                if choice.drafter != drafter.name
-                else None
-                for request, choice, output in zip(requests, plan.choices, outputs, strict=True)
-            )
+            drafter.name: [
+                self._shadow(drafter, request, length) if choice.drafter != drafter.name else None
+                for request, choice, length in zip(requests, plan.choices, lengths, strict=True)
+            ]
             for drafter in self._drafters.values()
             if drafter.is_free and drafter.family not in self.quarantined
         }
 
-    def _agreement(self, drafter: Drafter, request: Request, output: Sequence[int]) -> int | None:
+    def _shadow(self, drafter: Drafter, request: Request, length: int) -> Draft | None:
         if not request.may_draft(drafter.family):
             return None
-        task = DraftTask(request, drafter.name, len(output))
+        task = DraftTask(request, drafter.name, length)
         try:
-            (draft,) = self._checked(drafter, [task], lambda drafts: [len(output)])
+            (draft,) = self._checked(drafter, [task], DraftInFull([task]))
         except Exception as error:
             self._quarantine(drafter.family, error)
             return None
-        if len(draft.tokens) < len(output) or not draft.is_chain:
-            return None
-        pairs = zip(draft.tokens, output, strict=True)
-        return next(
-            (n for n, (drafted, token) in enumerate(pairs) if drafted != token), len(output)
-        )
+        return draft
 
     def _checked(
         self,
         drafter: Drafter,
         tasks: Sequence[DraftTask],
-        keep: Callable[[Sequence[Draft]], Sequence[int]],
+        keep: KeepDrafting,
     ) -> Sequence[Draft]:
         drafts = drafter.propose(tasks, keep)
         if len(drafts) != len(tasks):
@@ -205,17 +215,39 @@ class Drafting:
         self._faults.append(f"drafter {family} quarantined: {reason}")
 
 
+def agreements(
+    shadows: ShadowDrafts, outputs: Sequence[Sequence[int]]
+) -> dict[str, tuple[int | None, ...]]:
+    """By free arm, how far its chain agrees with each request's `outputs` of a step.
+
+    None where it drafted nothing, or has no chain of that length to offer.
+    """
+    return {
+        arm: tuple([_agreement(*pair) for pair in zip(drafts, outputs, strict=True)])
+        for arm, drafts in shadows.items()
+    }
+
+
+def _agreement(draft: Draft | None, output: Sequence[int]) -> int | None:
+    if draft is None or len(draft.tokens) < len(output):
+        return None
+    if not draft.truncated(len(output)).is_chain:
+        return None
+    pairs = zip(draft.tokens, output, strict=False)
+    return next((n for n, (drafted, token) in enumerate(pairs) if drafted != token), len(output))
+
+
 class _Session:
     """The drafts of one step while they are made."""
 
-    def __init__(self, view: BatchView, plan: Plan, refine: Refine) -> None:
+    def __init__(self, view: BatchView, plan: Plan, refine: Refine | None) -> None:
         self._view = view
         self._plan = plan
         self._refine = refine
         self._drafts: list[Draft] = [NO_DRAFT] * len(view.requests)
         self._limits = [choice.num_draft_tokens for choice in plan.choices]
 
-    def keeper(self, rows: Sequence[int]) -> Callable[[Sequence[Draft]], Sequence[int]]:
+    def keeper(self, rows: Sequence[int]) -> KeepDrafting:
         def keep(drafts: Sequence[Draft]) -> Sequence[int]:
             self.take(rows, drafts)
             self._shorten()
@@ -233,7 +265,7 @@ class _Session:
     def close(self, seconds: dict[str, float], *, may_shorten: bool) -> Drafts:
         drafted = tuple(len(draft.tokens) for draft in self._drafts)
         confidence = self._confidence()
-        if may_shorten and confidence is not None:
+        if may_shorten and confidence is not None and self._refine is not None:
             self._shorten()
         kept = zip(self._drafts, self._limits, strict=True)
         drafts = tuple(draft.truncated(limit) for draft, limit in kept)
@@ -241,6 +273,7 @@ class _Session:
 
     def _shorten(self) -> None:
         """Ask the planner; a longer answer than the plan's counts as the plan's."""
+        assert self._refine is not None
         refined = self._refine(self._view, self._plan, self._confidence() or ())
         pairs = zip(self._limits, refined.choices, strict=True)
         self._limits = [min(limit, choice.num_draft_tokens) for limit, choice in pairs]

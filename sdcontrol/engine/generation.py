@@ -103,7 +103,11 @@ def prepare_config(
     num_prompt_tokens: int,
     options: Mapping[str, object],
 ) -> GenerationConfig:
-    """The settings that `generate` would arrive at; raises `ConfigError` for unknown options."""
+    """The settings that `generate` would arrive at.
+
+    Raises `ConfigError` for unknown options, `UnsupportedGeneration` for known ones that cannot be
+    honoured.
+    """
     generator = cast(_Generator, model)
     try:
         config, unknown = generator._prepare_generation_config(generation_config, **options)

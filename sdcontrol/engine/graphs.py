@@ -21,7 +21,7 @@ from sdcontrol.engine.buckets import Bucket, BucketLimits, Buckets, size_edges
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.runner import ModelRunner, max_positions
-from sdcontrol.engine.static_inputs import BucketAttention, StaticInputs
+from sdcontrol.engine.static_inputs import BucketAttention, Captured, StaticInputs
 from sdcontrol.engine.stats import GraphStats
 from sdcontrol.logs import EventLog
 
@@ -93,12 +93,6 @@ class GraphParts:
     attention: Callable[[Bucket], BucketAttention]
 
 
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    inputs: StaticInputs
-    replay: Callable[[], None]
-
-
 class GraphedForwards:
     """The graphs of one runner. See `Graphs` in `runner`."""
 
@@ -110,7 +104,7 @@ class GraphedForwards:
         self._parts = parts
         self._stats = stats
         self._buckets = Buckets(limits, parts.query_tile)
-        self._captured: dict[Bucket, _Captured] = {}
+        self._captured: dict[Bucket, Captured] = {}
         self._refused: set[Bucket] = set()
         self._logits: Tensor | None = None  # of whichever graph ran last
 
@@ -124,31 +118,42 @@ class GraphedForwards:
     ) -> tuple[Tensor, list[int]] | None:
         """Logits `[kept, vocab]` and each segment's first row; None where no graph will do."""
         refusal = self._buckets.refusal(segments)
-        captured = None if refusal else self._captured_for(segments, queries)
+        if refusal is not None:
+            self._count_eager(refusal)
+            return None
+        captured = self.captured(segments, queries)
         if captured is None:
-            reason = refusal or "capture failed"
-            self._stats.eager[reason] = self._stats.eager.get(reason, 0) + 1
             return None
         first_rows = captured.inputs.load(segments, queries)
-        captured.replay()
-        self._stats.replayed += 1
-        assert self._logits is not None
-        kept = first_rows[-1] + segments[-1].num_logits
-        return self._logits[:kept], first_rows
+        return self.replay(captured, first_rows[-1] + segments[-1].num_logits), first_rows
 
-    def _captured_for(
-        self, segments: Sequence[Segment], queries: QuerySink | None
-    ) -> _Captured | None:
+    def captured(
+        self, segments: Sequence[Segment], queries: QuerySink | None = None
+    ) -> Captured | None:
+        """See `runner.Graphs`; the queries go to their slots."""
         assert self._runner.cache is not None
         page = self._runner.cache.block_size
         bucket = self._buckets.bucket_of(segments, page, keeps_queries=queries is not None)
-        if bucket in self._refused:
-            return None
-        return self._captured.get(bucket) or self._capture(bucket, segments, queries)
+        captured = self._captured.get(bucket)
+        if captured is None and bucket not in self._refused:
+            captured = self._capture(bucket, segments, queries)
+        if captured is None:
+            self._count_eager("capture failed")
+        return captured
+
+    def replay(self, captured: Captured, num_rows: int) -> Tensor:
+        """See `runner.Graphs`."""
+        captured.replay()
+        self._stats.replayed += 1
+        assert self._logits is not None
+        return self._logits[:num_rows]
+
+    def _count_eager(self, reason: str) -> None:
+        self._stats.eager[reason] = self._stats.eager.get(reason, 0) + 1
 
     def _capture(
         self, bucket: Bucket, segments: Sequence[Segment], queries: QuerySink | None
-    ) -> _Captured | None:
+    ) -> Captured | None:
         """Record the bucket, on these segments: doing them twice writes the same twice."""
         runner, recorder = self._runner, self._parts.recorder
         attention = self._parts.attention(bucket)
@@ -167,7 +172,7 @@ class GraphedForwards:
             self._refused.add(bucket)
             log.warning("graph_capture_failed", bucket=str(bucket), reason=str(error))
             return None
-        self._captured[bucket] = _Captured(inputs, replay)
+        self._captured[bucket] = Captured(inputs, replay)
         self._stats.captured += 1
         self._stats.capture_seconds += time.perf_counter() - started
         self._stats.reserved_bytes += recorder.reserved_bytes() - before
@@ -222,13 +227,14 @@ def parts_of(runner: ModelRunner, config: EngineConfig) -> GraphParts | None:
     if not runner.has_kernels:
         _leave_out(runner, f"{type(runner.backend).__name__} reads lengths on the host")
         return None
-    from sdcontrol.engine.kernels.bucket_attention import TritonBucketAttention, query_tile
+    from sdcontrol.engine.chain_attention import ChainBucketAttention
+    from sdcontrol.engine.kernels.bucket_attention import query_tile
 
     layers, device = tuple(dict.fromkeys(runner.layers)), runner.device
     return GraphParts(
         CudaRecorder(device),
         cache(lambda longest: query_tile(layers, longest, device)),
-        lambda bucket: TritonBucketAttention(
+        lambda bucket: ChainBucketAttention(
             bucket, layers, block_size=config.block_size, device=device
         ),
     )

@@ -20,7 +20,7 @@ class PlannerGuard:
     def __init__(self, planner: Planner | None) -> None:
         self._planner = planner
         self._faults: list[str] = []
-        self.observe_seconds = 0.0  # what the last `observe` took
+        self._observe_seconds = 0.0
 
     @property
     def never_drafts(self) -> bool:
@@ -32,6 +32,24 @@ class PlannerGuard:
         """Whether there is any use in telling it how free drafters would have done."""
         return self._planner is not None and getattr(self._planner, "learns", True)
 
+    @property
+    def allows_late_observations(self) -> bool:
+        """Whether it may be asked for a plan before it is told what came of the one before.
+
+        A planner that says nothing is told first: it may take plans and observations for pairs.
+        """
+        return self._planner is None or getattr(self._planner, "allows_late_observations", False)
+
+    @property
+    def refines(self) -> bool:
+        """Whether it may shorten drafts once they, or a round of them, have been made."""
+        return self._planner is not None and getattr(self._planner, "refines", True)
+
+    @property
+    def refines_between_rounds(self) -> bool:
+        """Whether drafters are to wait for it after every round, and not draft in full."""
+        return self.refines and getattr(self._planner, "refines_between_rounds", True)
+
     def plan(self, view: BatchView) -> Plan:
         """The planner's plan, checked, or no drafts."""
         if self._planner is None or not view.requests:
@@ -41,7 +59,8 @@ class PlannerGuard:
             plan.check(view)
         except Exception as error:
             self._fault("plan", error)
-            return Plan.off(view, "planner failed")
+            plan = Plan.off(view, "planner failed")
+        self._collect_faults()
         return plan
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
@@ -52,7 +71,8 @@ class PlannerGuard:
             refined.check(view)
         except Exception as error:
             self._fault("refine", error)
-            return plan
+            refined = plan
+        self._collect_faults()
         return refined
 
     def observe(self, observation: Observation) -> None:
@@ -64,12 +84,22 @@ class PlannerGuard:
             self._planner.observe(observation)
         except Exception as error:
             self._fault("observe", error)
-        self.observe_seconds = time.perf_counter() - started
+        self._observe_seconds += time.perf_counter() - started
+
+    def take_observe_seconds(self) -> float:
+        """What observing took since the last call."""
+        seconds, self._observe_seconds = self._observe_seconds, 0.0
+        return seconds
 
     def take_faults(self) -> tuple[str, ...]:
         """Faults since the last call, a controller's own guards included."""
-        faults, self._faults = self._faults, []
-        return (*faults, *getattr(self._planner, "take_faults", tuple)())
+        self._collect_faults()
+        faults, self._faults = tuple(self._faults), []
+        return faults
+
+    def _collect_faults(self) -> None:
+        """Those of a decision as soon as it is made: a late observation may not take them."""
+        self._faults.extend(getattr(self._planner, "take_faults", tuple)())
 
     def _fault(self, verb: str, error: Exception) -> None:
         log.warning("planner_failed", verb=verb, error=repr(error))

@@ -82,7 +82,10 @@ class KVCache:
         return take(self.keys[layer], pages), take(self.values[layer], pages)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy tokens between slots in every layer; a slot may be both source and target."""
+        """Copy tokens from slots to slots in every layer, both int64 `[moves]`.
+
+        A slot may be both, but no source the target of a move before it: paths are compacted so.
+        """
         for tensor in (*self.keys, *self.values):
             tensor[:, targets] = tensor[:, sources]
 

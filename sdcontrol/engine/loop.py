@@ -1,35 +1,33 @@
 """The engine: continuous batching in which every request may draft differently at every step.
 
     view -> plan -> propose -> verify -> commit -> observe
+    |------- launch -------|   |----- land ------| learn
+
+Two loops give the same text. The plain one learns from a step before it launches the next. The
+overlapped one launches first: learning, and all that the caller does between two steps, such as
+detokenising, takes place while the device computes. A plan has then seen one observation less.
 
 The engine knows a `Planner`, not what is behind it. It never looks into a drafter, a verifier or
 the block pool: each step is told in the nouns of its neighbours.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from sdcontrol.core import BatchView, Observation, Plan, Planner
 from sdcontrol.engine.backends import device_scope
 from sdcontrol.engine.batch import Batch
-from sdcontrol.engine.clock import StepClock, marks_of
+from sdcontrol.engine.clock import StepClock, marks_of, unmeasured
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.device_step import verify_of
-from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
-from sdcontrol.engine.drafters.host import DraftHost
-from sdcontrol.engine.drafting import Drafting, Drafts
-from sdcontrol.engine.events import Events
-from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
-from sdcontrol.engine.guard import PlannerGuard
-from sdcontrol.engine.intake import Intake
+from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.drafting import Drafts, ShadowDrafts, agreements
+from sdcontrol.engine.parts import EngineParts
 from sdcontrol.engine.request import FinishReason, Request, TokenEvent
-from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
-from sdcontrol.engine.sampling import Processor
-from sdcontrol.engine.stats import EngineStats
-from sdcontrol.engine.verify import RejectionVerifier, Verdict, Verifier, verifier_of
-from sdcontrol.errors import EngineClosed
+from sdcontrol.engine.verify import Verdict, Verifier, VerifyTask
 from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.scheduler import ScheduledBatch
 
@@ -38,7 +36,23 @@ __all__ = ["Engine"]
 log = EventLog(__name__)
 
 
-class Engine:
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step whose forward the device was asked for."""
+
+    batch: Batch
+    view: BatchView
+    plan: Plan
+    drafts: Drafts
+    logits: Tensor | None  # None: there was nothing to compute
+    tasks: Sequence[VerifyTask]
+    shadows: ShadowDrafts
+    clock: StepClock
+    observe_seconds: float  # that were spent before the launch
+    has_captured: bool  # a graph, in the step's time
+
+
+class Engine(EngineParts):
     """Decodes many requests of one model together, with any mix of drafters.
 
     `drafters` are names (`"ngram"`, `"sparse_kv:512"`), draft model objects, `Drafter` objects, or
@@ -58,110 +72,19 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: EngineConfig | None = None,
     ) -> None:
-        self.config = config or EngineConfig()
-        self.model = unwrap(model)
-        self.tokenizer = tokenizer
-        self.planner = PlannerGuard(planner)
-        self.verifier = verifier_of(verification)
-        self.runner = ModelRunner(self.model, self.config.attention_backend)
-        self._verify_rows = verify_of(self.verifier, has_kernels=self.runner.has_kernels)
-        trees = self.verifier.supports_trees
-        built = build_drafters(drafters, allow_trees=trees)
-        is_rejection = isinstance(self.verifier, RejectionVerifier)
-        self._host = DraftHost(self.runner, self.config, "rejection" if is_rejection else "coupled")
-        self.pool = self._host.allocate(built)
-        self.scheduler = self.config.scheduler(self.pool)
-        self.drafting = Drafting(
-            built,
-            vocab_size=self.runner.vocab_size,
-            allow_trees=trees,
-            max_draft_tokens=self.config.max_draft_tokens,
-            is_idle=self.planner.never_drafts,
+        super().__init__(
+            model,
+            drafters=drafters,
+            planner=planner,
+            verification=verification,
+            tokenizer=tokenizer,
+            config=config,
         )
-        self._intake = Intake(
-            capacity_tokens=self.pool.capacity_tokens,
-            position_limit=max_positions(self.model),
-            vocab_size=self.runner.vocab_size,
-        )
-        self.stats = EngineStats(graphs=self._host.graph_stats)
-        self._events = Events(planner)
+        overlap = self.config.overlap
+        self._overlaps = self.runner.device.type == "cuda" if overlap is None else overlap
+        self._flight: _Flight | None = None  # launched ahead
         self._ended: list[Request] = []  # with the last step
-        self._is_closed = False
         self._free_kv_tokens = 0
-
-    def submit(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        request_id: str | None = None,
-        seed: int | None = None,
-        speculation: bool | Sequence[str] = True,
-        generation_config: GenerationConfig | None = None,
-        processors: Sequence[Processor] = (),
-        stop_strings: Sequence[str] = (),
-        **options: object,
-    ) -> str:
-        """Queue a prompt; returns the request's id. `options` are those of `generate`.
-
-        `speculation` False opts out; a list of families allows only those. Without a seed, a
-        sampled request takes one from torch's generator. Raises `RequestRefused` where the request
-        could never run, `ConfigError` and `UnsupportedGeneration` for settings.
-        """
-        tokens = tokens_of(prompt, self.tokenizer)
-        config = prepare_config(self.model, generation_config, len(tokens), options)
-        decoding = decoding_of(
-            self.model,
-            config,
-            tokens,
-            seed=fresh_seed() if seed is None else seed,
-            processors=processors,
-            stop_strings=stop_strings,
-            tokenizer=self.tokenizer,
-        )
-        return self.enqueue(tokens, decoding, request_id=request_id, speculation=speculation)
-
-    def enqueue(
-        self,
-        prompt: Sequence[int],
-        decoding: Decoding,
-        *,
-        request_id: str | None = None,
-        speculation: bool | Sequence[str] = True,
-    ) -> str:
-        """Queue token ids whose sampler and stop rules are made already. See `submit`."""
-        self._check_open()
-        allowed = self.drafting.allowed(speculation)
-
-        def make(name: str) -> Request:
-            return Request(
-                name,
-                prompt,
-                sampler=decoding.sampler,
-                rules=decoding.rules,
-                temperature=decoding.temperature,
-                may_draft=allowed.__contains__,
-            )
-
-        return self._intake.add(make, request_id, self._events.arrived)
-
-    def cancel(self, request_id: str) -> bool:
-        """End a request with the next step; False where no such request is live."""
-        return self._intake.cancel(request_id)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request is waiting or running."""
-        return bool(self._intake.live)
-
-    @property
-    def token_edges(self) -> tuple[int, ...]:
-        """The numbers of tokens that decoding forwards are padded to; none without CUDA graphs."""
-        return self.runner.graphs.token_edges if self.runner.graphs is not None else ()
-
-    @property
-    def requests(self) -> Mapping[str, Request]:
-        """The live requests, by id."""
-        return self._intake.live
 
     def run(self) -> dict[str, Request]:
         """Step until nothing is left to do; the finished requests by id."""
@@ -171,13 +94,10 @@ class Engine:
             finished.update({request.id: request for request in self._ended})
         return finished
 
-    def take_events(self) -> list[TokenEvent]:
-        """What was emitted since the last call, in order."""
-        return self._events.take()
-
     def close(self) -> None:
         """Free the cache; the model is as it was found. Requests still live are dropped."""
         self._is_closed = True
+        self._flight = None
         self._intake.live.clear()
         self._host.release()
 
@@ -188,40 +108,96 @@ class Engine:
         self.close()
 
     def step(self) -> Observation:
-        """Decode one step; an empty observation where there is nothing to do."""
-        self._check_open()
-        with device_scope(self.runner.device):
-            return self._step()
+        """Decode one step; an empty observation where there is nothing to do.
 
-    def _step(self) -> Observation:
+        Where steps overlap, the next one is launched before this one is returned: a request that is
+        submitted or cancelled meanwhile takes part, or no more, from the one after it on.
+        """
+        self._check_open()
         self._ended = []
+        with device_scope(self.runner.device):
+            if self._overlaps:
+                return self._step_ahead()
+            observation = self._land(self._launch(self.stats.steps))
+            self._learn(observation)
+            return observation
+
+    def _step_ahead(self) -> Observation:
+        """Land a step, and launch the next before learning from it, if the planner allows that."""
+        flight, self._flight = self._flight or self._launch(self.stats.steps), None
+        observation = self._land(flight)
+        has_next = bool(self._intake.live)
+        learns_late = has_next and self.planner.allows_late_observations
+        if not learns_late:
+            self._learn(observation)
+        try:
+            if has_next:
+                ahead = self._launch(observation.view.step + 1)
+                self._flight = ahead if ahead.batch.pieces else None
+        finally:
+            if learns_late:
+                self._learn(observation)
+                self.planner.take_observe_seconds()  # the flight's own clock counts them
+        if learns_late and self._flight is not None:
+            self._flight.clock.lap("learning")
+        return observation
+
+    def _launch(self, step: int) -> _Flight:
+        """Schedule, plan and draft a step, and ask the device for its forward."""
+        observe_seconds, graphs = self.planner.take_observe_seconds(), self._host.graph_stats
+        num_captured = graphs.captured
         clock = StepClock(marks_of(self.runner.device))
         self._take_inbox()
         batch = Batch(self._next_batch(), self._intake.live)
         offered = None if self.planner.never_drafts else self.drafting
-        view = batch.view(self.stats.steps, self._free_kv_tokens, offered)
+        view = batch.view(step, self._free_kv_tokens, offered)
         clock.lap("overhead")
         plan = self.planner.plan(view)
         clock.lap("controller")
         drafts = self._propose(view, plan, batch)
         clock.lap("draft")
-        verdicts = self._verify(batch)
+        logits, tasks = self._forward(batch)
         clock.lap("verify")
-        shadow = self._shadow(batch, plan, verdicts) if self.planner.learns else {}
-        self._commit(batch, verdicts)
-        clock.lap("overhead")
-        observation = batch.observation(
+        shadows = self._shadows(batch, plan)
+        clock.lap("meanwhile")
+        return _Flight(
+            batch,
             view,
             plan,
             drafts,
+            logits,
+            tasks,
+            shadows,
+            clock,
+            observe_seconds,
+            has_captured=graphs.captured > num_captured,
+        )
+
+    def _land(self, flight: _Flight) -> Observation:
+        """Wait for a step's verdicts, and keep what they say."""
+        batch, clock = flight.batch, flight.clock
+        clock.resume()
+        verdicts: list[Verdict] = []
+        if flight.logits is not None and flight.tasks:
+            verdicts = self._verify_rows(flight.logits, flight.tasks)
+        clock.lap("verify")
+        shadow = agreements(flight.shadows, batch.outputs(verdicts))
+        self._commit(batch, verdicts)
+        clock.lap("overhead")
+        timing = clock.timing(flight.drafts.seconds, flight.observe_seconds)
+        return batch.observation(
+            flight.view,
+            flight.plan,
+            flight.drafts,
             verdicts,
-            timing=clock.timing(drafts.seconds, self.planner.observe_seconds),
+            timing=unmeasured(timing) if flight.has_captured else timing,
             shadow=shadow,
             faults=(*self.planner.take_faults(), *self.drafting.take_faults()),
         )
+
+    def _learn(self, observation: Observation) -> None:
         self.stats.add(observation)
         self.planner.observe(observation)
-        return observation
 
     def _take_inbox(self) -> None:
         arrivals, cancels = self._intake.take()
@@ -251,22 +227,29 @@ class Engine:
         for piece, choice in zip(batch.decoding, plan.choices, strict=True):
             if choice.num_draft_tokens:
                 self.scheduler.reserve(piece.request.scheduled, choice.num_draft_tokens)
-        drafts = self.drafting.propose(batch.requests, view, plan, self.planner.refine)
+        planner = self.planner
+        drafts = self.drafting.propose(
+            batch.requests,
+            view,
+            plan,
+            planner.refine if planner.refines else None,
+            between_rounds=planner.refines_between_rounds,
+        )
         batch.take(drafts.drafts, plan.choices)
         return drafts
 
-    def _verify(self, batch: Batch) -> list[Verdict]:
+    def _forward(self, batch: Batch) -> tuple[Tensor | None, Sequence[VerifyTask]]:
         if not batch.pieces:
-            return []
+            return None, ()
         segments = batch.segments(self.config.block_size)
         logits, first_rows = self.runner.forward(segments, self._host.query_sink(batch.pieces))
-        tasks = batch.tasks(first_rows)
-        return self._verify_rows(logits, tasks) if tasks else []
+        return logits, batch.tasks(first_rows)
 
-    def _shadow(
-        self, batch: Batch, plan: Plan, verdicts: Sequence[Verdict]
-    ) -> dict[str, tuple[int | None, ...]]:
-        return self.drafting.shadow(batch.requests, plan, batch.outputs(verdicts))
+    def _shadows(self, batch: Batch, plan: Plan) -> ShadowDrafts:
+        """What free drafters would have drafted, before any of it is known to be right."""
+        if not self.planner.learns:
+            return {}
+        return self.drafting.shadows(batch.requests, plan, batch.most_outputs)
 
     def _commit(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
         """Keep what was accepted; give back what was not."""
@@ -291,7 +274,3 @@ class Engine:
         self._host.forget(request.id)
         self._ended.append(request)
         self._intake.remove(request)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise EngineClosed("the engine is closed; make another")

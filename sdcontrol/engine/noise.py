@@ -35,6 +35,7 @@ __all__ = [
     "row_keys",
     "token_counters",
     "uniform",
+    "uniforms",
     "upper_bits",
 ]
 
@@ -90,6 +91,12 @@ def uniform(seed: int, position: int, stream: int, token_id: int = 0) -> float:
     start = _mix_int(seed + _GOLDEN * (stream + 1))
     key = _mix_int(start + _GOLDEN * (position + 1))
     return ((_mix_int(key + _GOLDEN * (token_id + 1)) >> 12) + 0.5) * 2.0**-52
+
+
+def uniforms(seeds: Tensor, positions: Tensor, token_ids: Tensor, stream: int) -> Tensor:
+    """`uniform` of many, float64. The three int64 tensors broadcast, all on one device."""
+    bits = upper_bits(row_keys(seeds, positions, stream) + token_counters(token_ids))
+    return bits.to(torch.float64).add_(0.5).mul_(2.0**-52)
 
 
 def derive_seed(seed: int, position: int, stream: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sdcontrol.engine.drafters.base import ROOT
 
-__all__ = ["AttentionGroup", "PackedBatch", "PageTable", "Segment", "pack"]
+__all__ = ["AttentionGroup", "PackedBatch", "PageTable", "Segment", "pack", "upload"]
 
 IntArray = NDArray[np.int64]
 MAX_GROUPED_TOKENS = 64  # longer segments (prefill) are attended alone
@@ -144,6 +144,14 @@ def pack(segments: Sequence[Segment], block_size: int, device: torch.device) -> 
         groups=groups,
         order=order,
     )
+
+
+def upload(values: IntArray, device: torch.device) -> Tensor:
+    """The values on `device`; without waiting for what that was asked to do before."""
+    tensor = torch.from_numpy(values)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _num_keys(segment: Segment) -> int:

@@ -25,9 +25,10 @@ from sdcontrol.engine.attention import (
 from sdcontrol.engine.backends import BackendName, TritonKVCache, backend_of, cache_class_of
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch, Segment, pack
+from sdcontrol.engine.static_inputs import Captured
 from sdcontrol.errors import ConfigError, UnsupportedModel
 
-__all__ = ["ModelRunner", "unwrap"]
+__all__ = ["Graphs", "ModelRunner", "unwrap"]
 
 _LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
 _GROWING_ROPE = {"dynamic", "longrope"}
@@ -71,6 +72,17 @@ class Graphs(Protocol):
         self, segments: Sequence[Segment], queries: QuerySink | None
     ) -> tuple[Tensor, list[int]] | None:
         """See `ModelRunner.forward`; None where this one is to be computed without a graph."""
+        ...
+
+    def captured(self, segments: Sequence[Segment]) -> Captured | None:
+        """The graph for these segments, which are no prefill; None where it cannot be captured.
+
+        A new one is captured on them, which writes their keys and values.
+        """
+        ...
+
+    def replay(self, captured: Captured, num_rows: int) -> Tensor:
+        """Logits `[num_rows, vocab]` of what stands in the graph's inputs."""
         ...
 
 

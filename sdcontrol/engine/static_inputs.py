@@ -7,7 +7,8 @@ padding: token 0 at position 0, written to the null block, and row 0 of the logi
             each [tokens]
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from sdcontrol.engine.attention import AttentionBackend, QuerySink
 from sdcontrol.engine.buckets import Bucket
 from sdcontrol.engine.packing import IntArray, PackedBatch, Segment
 
-__all__ = ["BucketAttention", "StaticInputs"]
+__all__ = ["BucketAttention", "Captured", "StaticInputs"]
 
 
 class BucketAttention(AttentionBackend, Protocol):
@@ -36,6 +37,14 @@ class BucketAttention(AttentionBackend, Protocol):
 
     def fill(self, segments: Sequence[Segment]) -> NDArray[np.int32]:
         """The tables' content for these segments, in packed order."""
+        ...
+
+    @property
+    def first_keys(self) -> Sequence[Tensor]:
+        """Where in the tables the key index of each request's first token stands: `[requests]`.
+
+        May be changed there between two forwards; far below zero, a request sees nothing.
+        """
         ...
 
 
@@ -55,6 +64,7 @@ class StaticInputs:
         self._attention = attention
         self._bucket = bucket
         self.query_slots = wide[3 * tokens : 4 * tokens]
+        self._places = wide[tokens : 3 * tokens].view(2, tokens)  # positions, slots
         self.batch = PackedBatch(
             input_ids=wide[:tokens].view(1, tokens),
             positions=wide[tokens : 2 * tokens].view(1, tokens),
@@ -81,6 +91,18 @@ class StaticInputs:
             self._sent.record()
         return first_rows
 
+    def go_on(self, tokens: Tensor, moves: Tensor) -> None:
+        """Let the first requests, of one token each, go on where the device says.
+
+        `tokens` int64 `[n]` are the ids, `moves` int64 `[3, m]` positions, slots and key indices,
+        m >= n.
+        """
+        width = moves.shape[1]
+        self.batch.input_ids[0, : len(tokens)].copy_(tokens)
+        self._places[:, :width].copy_(moves[:2])
+        for keys in self._attention.first_keys:
+            keys[:width].copy_(moves[2])
+
     def _fill(self, wide: IntArray, segments: Sequence[Segment]) -> list[int]:
         """Plain lists until the end: a handful of tokens each is too little for arrays."""
         ids: list[int] = []
@@ -102,3 +124,11 @@ class StaticInputs:
         ):
             wide[first : first + len(values)] = values
         return first_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A bucket's graph: computes from `inputs` when `replay` is called."""
+
+    inputs: StaticInputs
+    replay: Callable[[], None]

@@ -12,7 +12,7 @@ from torch import Tensor
 from sdcontrol.engine.drafters.base import ROOT, Draft
 from sdcontrol.engine.sampling import Row, RowSampler
 
-__all__ = ["Verdict", "VerifyTask", "Walk", "take_rows"]
+__all__ = ["Verdict", "VerifyTask", "Walk", "depths_of", "take_rows"]
 
 _NO_DRAFT = Draft()
 
@@ -90,6 +90,14 @@ class Walk:
     def verdict(self) -> Verdict:
         """What came of it."""
         return Verdict(tuple(self.path), self.next_token)
+
+
+def depths_of(draft: Draft) -> list[int]:
+    """How many nodes stand above each."""
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(0 if parent == ROOT else depths[parent] + 1)
+    return depths
 
 
 def take_rows(logits: Tensor, rows: list[int]) -> Tensor:

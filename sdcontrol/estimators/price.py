@@ -10,20 +10,47 @@ Knows nothing of how survival and cost are estimated, nor of how a plan is found
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
 from sdcontrol.core import BatchView, Cost, FloatArray, Plan, RequestView, family_of
 
 __all__ = [
+    "LinearCost",
     "catch_up_seconds",
     "catch_up_tokens",
     "drafting_seconds",
     "expected_gain",
+    "is_linear",
     "round_kv_tokens",
     "sparse_budget",
     "step_seconds",
 ]
+
+
+class LinearCost(Cost, Protocol):
+    """A cost whose rounds are straight lines: the same prices with fewer calls."""
+
+    def step_table(
+        self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
+    ) -> FloatArray:
+        """`verify_seconds` and `overhead_seconds` together, `[most_draft_tokens + 1]`.
+
+        Entry `n` is for `first_tokens + n` tokens.
+        """
+        ...
+
+    def lines(self, families: tuple[str, ...]) -> FloatArray:
+        """By family `[families, 5]`: a round's seconds, constant, per request and per KV token; a
+        catch-up's, constant and per token.
+        """
+        ...
+
+
+def is_linear(cost: Cost) -> TypeGuard[LinearCost]:
+    """Whether a cost is a `LinearCost`."""
+    return hasattr(cost, "step_table")
 
 
 def step_seconds(view: BatchView, plan: Plan, cost: Cost) -> float:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sdcontrol.columns import NO_LIMIT, columns_of
-from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of, is_linear
+from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
 from sdcontrol.estimators.acceptance import Survival
-from sdcontrol.estimators.price import sparse_budget
+from sdcontrol.estimators.price import is_linear, sparse_budget
 from sdcontrol.policies.posing import Posed, Prices, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 

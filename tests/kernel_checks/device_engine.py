@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation import (
     LogitsProcessorList,
@@ -14,14 +15,19 @@ from transformers.generation import (
 
 from sdcontrol.engine.buckets import Bucket
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.device_step import verify_of, verify_on_device
+from sdcontrol.engine.device_step import verify_of
 from sdcontrol.engine.drafters.base import Draft
 from sdcontrol.engine.kernels.bucket_attention import TritonBucketAttention, query_tile
 from sdcontrol.engine.kernels.triton_attention import IS_INTERPRETED
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.sampling import RowSampler
-from sdcontrol.engine.verify import CoupledVerifier, SyntheticVerifier, VerifyTask
+from sdcontrol.engine.verify import (
+    CoupledVerifier,
+    RejectionVerifier,
+    SyntheticVerifier,
+    VerifyTask,
+)
 from tests.engine_support import (
     VOCAB,
     RandomPlanner,
@@ -46,7 +52,7 @@ def texts(
 ) -> tuple[list[list[int]], Engine]:
     """One greedy request and one sampled."""
     config = EngineConfig.model_validate({**SETTINGS, **settings})
-    with Engine(model, drafters=drafters, planner=RandomPlanner(1), config=config) as engine:  # type: ignore[arg-type]
+    with Engine(model, drafters=drafters, planner=RandomPlanner(2), config=config) as engine:  # type: ignore[arg-type]
         options = [{"do_sample": False}, {"do_sample": True, "top_k": 9, "seed": 1}]
         names = [
             engine.submit(prompt, max_new_tokens=8, **own)  # type: ignore[arg-type]
@@ -61,9 +67,10 @@ def test_the_text_is_that_of_the_torch_backend() -> None:
     model = tiny_model("Mistral", seed=3, **shape).to(DEVICE)
     known, _ = texts(model, [], attention_backend="torch", cuda_graphs=False)
     told = {tuple(prompt): text for prompt, text in zip(PROMPTS, known, strict=True)}
-    drafters = [TextDrafter(told, wrong_every=3, as_tree=True), "sparse_kv:48"]
+    drafters = [TextDrafter(told, wrong_every=3, as_tree=True), "sparse_kv:48:scored"]
     eager, engine = texts(model, drafters, attention_backend="triton", cuda_graphs=False)
     assert eager == known
+    assert engine.stats.drafters["sparse_kv:48:scored"].accepted
     assert engine.stats.graphs.captured == 0
     with pytest.MonkeyPatch.context() as patch:
         recorder = use_fake_graphs(
@@ -77,10 +84,11 @@ def test_the_text_is_that_of_the_torch_backend() -> None:
     assert any(bucket.has_trees for bucket in recorder.buckets)
 
 
-@settings(max_examples=10)
-@given(seed=st.integers(0, 9999))
-def test_verdicts_are_the_verifiers_in_whatever_order_requests_were_packed(seed: int) -> None:
-    """Greedy, sampled, and sampled through processors; trees that are often right."""
+def random_step(seed: int) -> tuple[Tensor, list[VerifyTask]]:
+    """Greedy, sampled, and sampled through processors; trees that are often right.
+
+    Requests are packed in any order.
+    """
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 5, 4)
     logits = torch.randn(counts.sum() + 4, VOCAB, generator=torch.Generator().manual_seed(seed))
@@ -94,16 +102,42 @@ def test_verdicts_are_the_verifiers_in_whatever_order_requests_were_packed(seed:
         draft = Draft(tuple(rng.integers(0, 3, count).tolist()), parents)
         processors = LogitsProcessorList([TopKLogitsWarper(2)] if index == 3 else [])
         sampler = RowSampler(do_sample=index > 1, seed=seed + index, processors=processors)
-        tasks.append(VerifyTask(sampler, [1] * (index + 4), draft, int(first_rows[index])))
-    expected = CoupledVerifier().verify(logits, tasks)
-    assert verify_on_device(logits.to(DEVICE), tasks) == expected
+        first_row, arm = int(first_rows[index]), ("ngram", "sparse_kv:64")[index % 2]
+        tasks.append(VerifyTask(sampler, [1] * (index + 4), draft, first_row, arm))
+    return logits, tasks
 
 
-def test_requests_whose_processors_look_back_are_verified_as_before() -> None:
+def own_rates(task: VerifyTask) -> tuple[float, float]:
+    return (0.9, 0.2) if task.sampler.seed % 2 else (0.4, 0.8)
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 9999))
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        CoupledVerifier(),
+        SyntheticVerifier({"ngram": 0.5, "sparse_kv": (0.9, 0.6)}),
+        SyntheticVerifier(own_rates, shares_luck=True),
+    ],
+    ids=["coupled", "synthetic", "synthetic by request"],
+)
+def test_verdicts_on_the_device_are_the_verifiers(verifier: CoupledVerifier, seed: int) -> None:
+    logits, tasks = random_step(seed)
+    expected = verifier.verify(logits, tasks)
+    assert verify_of(verifier, has_kernels=True)(logits.to(DEVICE), tasks) == expected
+
+
+def test_rules_and_requests_that_no_kernel_knows_are_verified_as_before() -> None:
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(2.0)])
     task = VerifyTask(RowSampler(processors=processors), [1, 2], Draft.chain((3, 4)), 0)
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    verify = verify_of(CoupledVerifier(), has_kernels=True)
-    assert verify(logits, [task]) == CoupledVerifier().verify(logits, [task])
-    synthetic = SyntheticVerifier(0.5)
-    assert verify_of(synthetic, has_kernels=True) == synthetic.verify
+    for verifier in (CoupledVerifier(), SyntheticVerifier(0.5)):
+        verify = verify_of(verifier, has_kernels=True)
+        assert verify(logits, [task]) == verifier.verify(logits, [task])
+
+    class Own(SyntheticVerifier):
+        """Whoever changes the rule keeps it."""
+
+    for other in (RejectionVerifier(), Own(0.5)):
+        assert verify_of(other, has_kernels=True) == other.verify

@@ -12,7 +12,7 @@ from torch import Tensor
 from sdcontrol.engine.gumbel_max import INVALID
 from sdcontrol.engine.kernels import cache_kernels, coupled_kernels
 from sdcontrol.engine.kernels import reference_steps as twins
-from sdcontrol.engine.kernels.page_kernels import PageBounds
+from sdcontrol.engine.kernels.page_kernels import TritonPageBounds
 from sdcontrol.engine.kernels.triton_attention import IS_INTERPRETED
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.noise import DRAFT, TARGET
@@ -54,7 +54,7 @@ def test_keys_and_values_are_written_where_they_belong(dtype: torch.dtype) -> No
     values = torch.randn(11, 2, 40, generator=generator).to(DEVICE, dtype).transpose(0, 1)
     slots = int64(np.random.default_rng(0).permutation(9 * 16)[:11])
     cache_kernels.write_tokens(cache.keys[1], cache.values[1], slots, keys, values)
-    twins.write_tokens(twin.keys[1], twin.values[1], slots, keys, values)
+    twin.write(1, slots, keys, values)
     assert_same_cache(cache, twin)
 
 
@@ -63,19 +63,16 @@ def test_keys_and_values_are_written_where_they_belong(dtype: torch.dtype) -> No
 def test_accepted_paths_are_compacted_in_every_layer(
     seed: int, dtype: torch.dtype, dim: int
 ) -> None:
-    """Targets may be sources of the same path; requests without a path keep what they have."""
+    """Of several requests at once, more tokens than a tile; targets may be sources further on."""
     rng = np.random.default_rng(seed)
     cache, twin = random_cache(seed, dtype, (24, dim)), random_cache(seed, dtype, (24, dim))
-    slots = int64(rng.permutation(9 * 16)[: 3 * 20])
-    verdicts = torch.zeros((3, 2 + 19), dtype=torch.int64, device=DEVICE)
-    for row in range(3):
-        count = int(rng.integers(0, 12))
-        verdicts[row, 0] = count
-        path = np.sort(rng.permutation(19)[:count])
-        verdicts[row, 2 : 2 + count] = int64(path)
-    first_nodes = int64([1, 21, 41])
-    cache_kernels.CacheTensors(cache).compact(slots, first_nodes, verdicts)
-    twins.compact(twin, slots, first_nodes, verdicts)
+    sources, targets = [], []
+    for slots in rng.permutation(9 * 16).reshape(3, -1):
+        path = np.sort(rng.permutation(len(slots))[: rng.integers(0, 30)])
+        sources += [slots[node] for depth, node in enumerate(path) if node != depth]
+        targets += [slots[depth] for depth, node in enumerate(path) if node != depth]
+    cache_kernels.CacheTensors((*cache.keys, *cache.values)).move(int64(sources), int64(targets))
+    twin.move(int64(sources), int64(targets))
     assert_same_cache(cache, twin)
 
 
@@ -86,17 +83,31 @@ def test_accepted_paths_are_compacted_in_every_layer(
 @pytest.mark.parametrize("page", [16, 24])
 def test_pages_are_summed_up_and_scored_as_their_twin_does(dtype: torch.dtype, page: int) -> None:
     cache = random_cache(2, dtype, page=page)
-    kernel, twin = PageBounds(cache), twins.TorchPageBounds(cache)
-    blocks = int64([[7, 2, 5, 1], [3, 8, 0, 0]])
-    counts = int64([4, 2])
-    queries = torch.randn(2, 3, 2, 2, 24, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    kernel, twin = TritonPageBounds(cache), twins.TorchPageBounds(cache)
+    blocks = int64([7, 2, 5, 1])
+    queries = torch.randn(3, 2, 2, 24, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     for bounds in (kernel, twin):
-        bounds.summarise(int64([7, 2, 5, 1, 3, 8]))
+        bounds.summarise(blocks)
     assert torch.equal(kernel.low, twin.low)
     assert torch.equal(kernel.high, twin.high)
-    scores = kernel.score(queries, blocks, counts)
-    torch.testing.assert_close(scores, twin.score(queries, blocks, counts), rtol=1e-5, atol=1e-5)
-    assert torch.isneginf(scores[1, :, :, 2:]).all()
+    assert kernel.low.dtype == dtype
+    for some in (blocks, blocks[:1], int64([])):
+        scores = kernel.score(queries, some)
+        torch.testing.assert_close(scores, twin.score(queries, some), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 999))
+def test_no_key_of_a_page_beats_its_score(seed: int) -> None:
+    cache = random_cache(seed)
+    bounds = TritonPageBounds(cache)
+    bounds.summarise(int64([4, 6]))
+    queries = torch.randn(3, 2, 1, 24, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    scores = bounds.score(queries, int64([4, 6]))
+    for layer, keys in enumerate(cache.keys):
+        paged = keys.view(2, 9, 16, 24)[:, [4, 6]]
+        best = torch.einsum("hgd,hptd->hpt", queries[layer], paged).amax(dim=2)
+        assert (best <= scores[layer] + 1e-4).all()
 
 
 # Sampling
@@ -159,7 +170,10 @@ def test_what_cannot_be_sampled_is_told_and_argmax_is_torchs() -> None:
 @settings(max_examples=40)
 @given(st.integers(0, 9999))
 def test_drafts_are_walked_as_their_twin_does(seed: int) -> None:
-    """Chains and trees, siblings with the same token, no draft at all, rows in any order."""
+    """Chains and trees, siblings with the same token, no draft at all, rows in any order.
+
+    With acceptances given or not.
+    """
     rng = np.random.default_rng(seed)
     num_nodes = rng.integers(0, 9, 4)
     first_nodes = np.cumsum([0, *num_nodes[:-1]])
@@ -171,12 +185,14 @@ def test_drafts_are_walked_as_their_twin_does(seed: int) -> None:
     ]
     tokens = int64(rng.integers(0, 3, num_nodes.sum()))
     samples = int64(rng.integers(-1, 3, (num_nodes + 1).sum()))
+    stands = int64(rng.integers(0, 2, num_nodes.sum())) if seed % 2 else None
     ours, expected = int64(np.zeros((4, 11))), int64(np.zeros((4, 11)))
     for walk, verdicts in ((coupled_kernels.walk_drafts, ours), (twins.walk_drafts, expected)):
         walk(
             samples,
             tokens,
             int64(parents),
+            stands,
             first_rows=int64(first_rows),
             first_nodes=int64(first_nodes),
             num_nodes=int64(num_nodes),

@@ -21,7 +21,7 @@ from sdcontrol.core import Hint, family_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Draft", "DraftRequest", "DraftTask", "Drafter", "KeepDrafting"]
+__all__ = ["Draft", "DraftInFull", "DraftRequest", "DraftTask", "Drafter", "KeepDrafting"]
 
 ROOT = -1
 """The parent of a draft's first nodes: the last committed token."""
@@ -96,6 +96,17 @@ class DraftTask:
 
 KeepDrafting = Callable[[Sequence[Draft]], Sequence[int]]
 """Given the drafts so far, aligned with the tasks: how many nodes each may have in the end."""
+
+
+class DraftInFull:
+    """A `KeepDrafting` that stops nobody: who sees it need not ask, nor know the drafts so far."""
+
+    def __init__(self, tasks: Sequence[DraftTask]) -> None:
+        self._limits = [task.num_draft_tokens for task in tasks]
+
+    def __call__(self, drafts: Sequence[Draft]) -> Sequence[int]:
+        """As many as were asked for."""
+        return self._limits
 
 
 class Drafter(ABC):

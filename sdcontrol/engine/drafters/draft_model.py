@@ -9,13 +9,12 @@ it computes nothing, and it catches up in its first round when it is chosen agai
 
 from collections.abc import Sequence
 
-import torch.nn.functional as functional
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from sdcontrol.core import Hint
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
-from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter, draft_in_rounds
+from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
+from sdcontrol.engine.drafters.rounds import RoundModel, draft_in_rounds
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
@@ -81,13 +80,8 @@ class DraftModelDrafter(ModelDrafter):
     def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> list[Draft]:
         """Chains, one forward a round for all requests."""
         self._catch_up([request for task in tasks if isinstance(request := task.request, Request)])
-        drafts = draft_in_rounds(
-            tasks,
-            keep_drafting,
-            forward=self._forward,
-            segment=self._segment,
-            verification=self._host.verification,
-        )
+        model = RoundModel(self._runner, self._segment, self._host.verification, self._vocab_size)
+        drafts = draft_in_rounds(tasks, keep_drafting, model)
         for task, draft in zip(tasks, drafts, strict=True):
             self._written[task.request.id] = len(draft.tokens) - 1  # the last one was not fed
         return drafts
@@ -164,15 +158,3 @@ class DraftModelDrafter(ModelDrafter):
                 self._runner.forward([self._piece(request, start, chunk, num_logits=0)])
                 start += len(chunk)
                 self._set_cached(request, start)
-
-    def _forward(self, segments: list[Segment]) -> Tensor:
-        logits, first_rows = self._runner.forward(segments)
-        return fit_vocabulary(logits[first_rows], self._vocab_size)
-
-
-def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
-    """`[rows, ours]` as `[rows, vocab_size]`: padding is cut off, missing tokens never drafted."""
-    missing = vocab_size - logits.shape[-1]
-    if missing <= 0:
-        return logits[:, :vocab_size]
-    return functional.pad(logits, (0, missing), value=float("-inf"))

@@ -1,32 +1,23 @@
-"""What drafters that run a model share: the block pool, the runners, drafting in rounds.
+"""What drafters that run a model share: the block pool and the runners.
 
-Knows runners, blocks and sampling; nothing of policies or verification.
+Knows runners and blocks; nothing of sampling, policies or verification.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
-
-import torch
-from torch import Tensor
 
 from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.batch import Moves, Piece
 from sdcontrol.engine.config import EngineConfig, cache_blocks
-from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask, KeepDrafting
+from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.graphs import attach_graphs
-from sdcontrol.engine.packing import Segment
-from sdcontrol.engine.request import Request
 from sdcontrol.engine.runner import ModelRunner
-from sdcontrol.engine.sampling import Row, draft_sample
 from sdcontrol.engine.stats import GraphStats
 from sdcontrol.scheduling.blocks import BlockPool
 
-__all__ = ["DraftHost", "ModelDrafter", "draft_in_rounds", "request_of"]
-
-MakeSegment = Callable[[Request, Sequence[int]], Segment]
-"""The forward piece of a request, given what has been drafted for it in this step."""
+__all__ = ["DraftHost", "ModelDrafter"]
 
 
 class Scorer(Protocol):
@@ -125,64 +116,3 @@ class ModelDrafter(Drafter):
     @abstractmethod
     def attach(self, host: DraftHost) -> None:
         """Take part in an engine, before its pool is sized. Raises `ConfigError` if it cannot."""
-
-
-def request_of(task: DraftTask) -> Request:
-    """The engine's own request behind a task."""
-    assert isinstance(task.request, Request)
-    return task.request
-
-
-class _Chain:
-    """One request's draft while it grows."""
-
-    def __init__(self, task: DraftTask) -> None:
-        self.request = request_of(task)
-        self.limit = task.num_draft_tokens
-        self.tokens: list[int] = []
-        self.confidence: list[float] = []
-        self.distribution: list[Tensor] = []
-
-    @property
-    def is_open(self) -> bool:
-        return len(self.tokens) < self.limit
-
-    @property
-    def row(self) -> Row:
-        return Row(self.request.sampler, self.request.tokens, tuple(self.tokens))
-
-    def draft(self) -> Draft:
-        distribution = torch.stack(self.distribution) if self.distribution else None
-        return Draft.chain(self.tokens, self.confidence, distribution)
-
-
-def draft_in_rounds(
-    tasks: Sequence[DraftTask],
-    keep_drafting: KeepDrafting,
-    *,
-    forward: Callable[[list[Segment]], Tensor],
-    segment: MakeSegment,
-    verification: str,
-) -> list[Draft]:
-    """One token per open request and round, all in one forward, until all are long enough.
-
-    `forward` gives one row of logits per segment.
-    """
-    chains = [_Chain(task) for task in tasks]
-    while open_chains := [chain for chain in chains if chain.is_open]:
-        logits = forward([segment(chain.request, chain.tokens) for chain in open_chains])
-        _extend(open_chains, logits, verification)
-        if any(chain.is_open for chain in open_chains):
-            limits = keep_drafting([chain.draft() for chain in chains])
-            for chain, limit in zip(chains, limits, strict=True):
-                chain.limit = min(chain.limit, limit)
-    return [chain.draft() for chain in chains]
-
-
-def _extend(chains: Sequence[_Chain], logits: Tensor, verification: str) -> None:
-    sample = draft_sample(logits, [chain.row for chain in chains], verification=verification)
-    for index, chain in enumerate(chains):
-        chain.tokens.append(sample.tokens[index])
-        chain.confidence.append(sample.confidence[index])
-        if sample.distribution is not None:
-            chain.distribution.append(sample.distribution[index])

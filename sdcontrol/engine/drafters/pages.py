@@ -11,12 +11,14 @@ Knows blocks, keys and queries; nothing of drafts or budgets.
 from collections.abc import Sequence
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sdcontrol.engine.backends import PageBounds, page_bounds_of
 from sdcontrol.engine.batch import Moves, Piece
 from sdcontrol.engine.drafters.host import DraftHost
-from sdcontrol.engine.packing import IntArray
+from sdcontrol.engine.packing import IntArray, upload
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError
 
@@ -47,8 +49,7 @@ class PageScorer:
         self._free_rows = list(range(host.config.max_batch_size))[::-1]
         self._chosen: dict[str, tuple[tuple[int, ...], IntArray]] = {}
         self._queries: Tensor | None = None
-        self._low: Tensor | None = None
-        self._high: Tensor | None = None
+        self._bounds: PageBounds | None = None
 
     def sink(self, pieces: Sequence[Piece]) -> "_Sink":
         """Takes the queries of these pieces' tokens, drafts included, in their order."""
@@ -93,17 +94,11 @@ class PageScorer:
 
     def _scores(self, request: Request, blocks: IntArray) -> Tensor:
         """`[layers, kv_heads, blocks]`: summed over the query heads that share a KV head."""
-        self._summarise(request, blocks)
-        assert self._low is not None
-        assert self._high is not None
-        index = torch.from_numpy(blocks).to(self._low.device)
-        query = self._window(request)  # [layers, kv_heads, shared, dim]
-        low = self._low[:, :, index].transpose(2, 3)  # [layers, kv_heads, dim, blocks]
-        high = self._high[:, :, index].transpose(2, 3)
-        bound = query.clamp(min=0) @ high + query.clamp(max=0) @ low
-        return bound.sum(dim=2)
+        bounds = self._summarised(blocks)
+        return bounds.score(self._window(request), upload(blocks, self._host.target.device))
 
     def _window(self, request: Request) -> Tensor:
+        """The mean query of the latest full page: float32 `[layers, kv_heads, shared, dim]`."""
         last_full = request.scheduled.cached_tokens // self._page - 1
         positions = range(last_full * self._page, (last_full + 1) * self._page)
         base = self._row(request) * self._ring
@@ -111,25 +106,19 @@ class PageScorer:
         mean = self._store()[:, :, index].float().mean(dim=2)
         return mean.view(self._num_layers, self._kv_heads, -1, self._dim)
 
-    def _summarise(self, request: Request, blocks: IntArray) -> None:
-        """Bounds of the keys of pages that have none yet; a shared page is summed up once."""
+    def _summarised(self, blocks: IntArray) -> PageBounds:
+        """Bounds of the keys, once pages that had none have theirs; a shared page is summed up once."""
         pool, cache = self._host.blocks, self._host.target.cache
         assert cache is not None
-        if self._low is None or self._high is None:
-            shape = (self._num_layers, self._kv_heads, pool.num_blocks, self._dim)
-            self._low = torch.zeros(shape, device=cache.keys[0].device)
-            self._high = torch.zeros_like(self._low)
+        if self._bounds is None:
+            self._bounds = page_bounds_of(cache)
         new = [block for block in blocks.tolist() if not pool.is_marked(block, _SUMMARISED)]
-        if not new:
-            return
-        index = torch.tensor(new, device=self._low.device)
-        for layer, keys in enumerate(cache.keys):
-            paged = keys.view(self._kv_heads, pool.num_blocks, self._page, self._dim)
-            low, high = paged[:, index].float().aminmax(dim=2)
-            self._low[layer, :, index] = low
-            self._high[layer, :, index] = high
+        if new:
+            index = np.array(new, dtype=np.int64)
+            self._bounds.summarise(upload(index, self._host.target.device))
         for block in new:
             pool.mark(block, _SUMMARISED)
+        return self._bounds
 
     def _row(self, request: Request) -> int:
         if request.id not in self._rows:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
-from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter, draft_in_rounds, request_of
+from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
 from sdcontrol.engine.drafters.pages import PageScorer
+from sdcontrol.engine.drafters.rounds import RoundModel, draft_in_rounds, request_of
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError
@@ -110,17 +110,9 @@ class SparseKVDrafter(ModelDrafter):
                 slots=request.slots(start, 1, self._host.config.block_size),
             )
 
-        return draft_in_rounds(
-            tasks,
-            keep_drafting,
-            forward=self._forward,
-            segment=segment,
-            verification=self._host.verification,
-        )
-
-    def _forward(self, segments: list[Segment]) -> Tensor:
-        logits, first_rows = self._host.target.forward(segments)
-        return logits[first_rows]
+        target = self._host.target
+        model = RoundModel(target, segment, self._host.verification, target.vocab_size)
+        return draft_in_rounds(tasks, keep_drafting, model)
 
     def _table(self, request: Request, arm: SparseArm) -> PageTable:
         page = self._host.config.block_size

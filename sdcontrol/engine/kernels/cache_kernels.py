@@ -2,11 +2,11 @@
 
     write     a program per (token, KV head): reads and writes (key_dim + value_dim) * itemsize
               bytes each; a step of T tokens moves 2 T K (Dk + Dv) itemsize in all, no FLOPs
-    compact   a program per (request, KV head, tensor): as much, for every node that moves
+    move      a program per (KV head, tensor): as much, for every token that moves
 
 Both are a thousandth of what the step reads, so that one launch instead of many is all that
 matters. Nothing waits for the device or allocates. Knows slots; nothing of models or drafters.
-The twins are in `reference_steps`.
+The twins are `KVCache`'s own methods.
 """
 
 # A kernel has no types until it is compiled.
@@ -20,12 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sdcontrol.engine.kv_cache import KVCache
-
-__all__ = ["CacheTensors", "addresses_of", "compact_kernel", "write_kernel", "write_tokens"]
+__all__ = ["CacheTensors", "addresses_of", "move_kernel", "write_kernel", "write_tokens"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def write_kernel(
     keys, values, key_cache, value_cache, slots, num_slots, key_head_stride, key_token_stride,
     value_head_stride, value_token_stride, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
@@ -65,33 +63,35 @@ def write_tokens(
     )  # fmt: skip
 
 
-@triton.jit
-def compact_kernel(
-    addresses, slots, first_nodes, verdicts, num_slots, verdict_stride, LIKE: tl.constexpr,
-    DIM: tl.constexpr, PADDED: tl.constexpr,
+@triton.jit(
+    do_not_specialize=["num_moves"],
+    do_not_specialize_on_alignment=["sources", "targets"],
+)
+def move_kernel(
+    addresses, sources, targets, num_moves, num_slots, LIKE: tl.constexpr, DIM: tl.constexpr,
+    PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Move one request's accepted path in one KV head of one tensor, in ascending order.
+    """Make all moves in one KV head of one tensor, a tile of them at a time.
 
-    A node never stands before its depth, so a row is written only after it was read. One warp,
-    and the same lane for the same element each time, keep that order.
+    Each tile is read before it is written; no source was the target of a move before it.
     """
-    request = tl.program_id(0)
-    cache = tl.load(addresses + tl.program_id(2)).to(tl.pointer_type(LIKE))
-    cache += tl.program_id(1).to(tl.int64) * num_slots * DIM
-    slots += tl.load(first_nodes + request)
+    cache = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(LIKE))
+    cache += tl.program_id(0).to(tl.int64) * num_slots * DIM
     dims = tl.arange(0, PADDED)
-    verdict = verdicts + request * verdict_stride
-    for depth in range(tl.load(verdict).to(tl.int32)):
-        node = tl.load(verdict + 2 + depth)
-        if node != depth:
-            source = tl.load(slots + node) * DIM + dims
-            target = tl.load(slots + depth) * DIM + dims
-            row = tl.load(cache + source, mask=dims < DIM)
-            tl.store(cache + target, row, mask=dims < DIM)
+    for begin in range(0, num_moves, TILE):
+        move = begin + tl.arange(0, TILE)
+        mask = (move < num_moves)[:, None] & (dims < DIM)[None, :]
+        source = tl.load(sources + move, mask=move < num_moves, other=0) * DIM
+        target = tl.load(targets + move, mask=move < num_moves, other=0) * DIM
+        rows = tl.load(cache + source[:, None] + dims[None, :], mask=mask)
+        tl.debug_barrier()
+        tl.store(cache + target[:, None] + dims[None, :], rows, mask=mask)
 
 
 ELEMENTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 """Triton's names of the types that a cache may have."""
+
+_TILE_MOVES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +111,22 @@ def addresses_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class CacheTensors:
-    """Where the tensors of a cache lie, on its device: made once, good as long as the cache is."""
+    """Where the tensors of a cache lie: for whoever owns them, since it does not keep them alive."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         by_shape: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
-        for tensor in (*cache.keys, *cache.values):
+        for tensor in tensors:
             by_shape.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
-        self._cache = cache  # the addresses are good while it lives
         self._alike = [
             _Alike(addresses_of(tensors), kv_heads, num_slots, dim, dtype)
             for ((kv_heads, num_slots, dim), dtype), tensors in by_shape.items()
         ]
 
-    def compact(self, slots: Tensor, first_nodes: Tensor, verdicts: Tensor) -> None:
-        """Move accepted nodes up, in every layer: depth `d` of a path to the slot of node `d`.
-
-        `slots` `[tokens]` are those of the packed tokens, `first_nodes` `[requests]` the packed
-        index of each draft's node 0; `verdicts` is what `walk_drafts` gave. All int64.
-        """
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """See `KVCache.move`."""
         for alike in self._alike:
-            compact_kernel[(len(verdicts), alike.kv_heads, len(alike.addresses))](
-                alike.addresses, slots, first_nodes, verdicts, alike.num_slots,
-                verdicts.stride(0), LIKE=ELEMENTS[alike.dtype], DIM=alike.dim,
-                PADDED=triton.next_power_of_2(alike.dim), num_warps=1,
+            move_kernel[(alike.kv_heads, len(alike.addresses))](
+                alike.addresses, sources, targets, len(sources), alike.num_slots,
+                LIKE=ELEMENTS[alike.dtype], DIM=alike.dim,
+                PADDED=triton.next_power_of_2(alike.dim), TILE=_TILE_MOVES, num_warps=4,
             )  # fmt: skip

@@ -4,7 +4,8 @@
              scores once, vocab * itemsize bytes per row. Two 64-bit multiplications and a float32
              logarithm per entry; the two float64 logarithms of the noise only in blocks where an
              entry could still win, about one block in ten
-    walk     a program per request, a few hundred bytes: down the draft to the first rejection
+    walk     a program per request, a few hundred bytes: down the draft to the first rejection;
+             what is accepted is what was sampled, or made up beforehand
 
 The noise is that of `noise`, whose integers it shares to the bit. `-log(1 - v)` needs no `log1p`:
 `v` has 53 bits, so `1 - v` is exact in float64.
@@ -87,7 +88,7 @@ def _noisy_block(score, token, key, best, winner):
     return best, winner
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seeds", "positions", "is_sampled"])
 def sample_kernel(  # noqa: PLR0915
     scores, seeds, positions, is_sampled, bests, winners, tops, totals, row_stride, vocab_size,
     stream, PART: tl.constexpr, BLOCK: tl.constexpr,
@@ -124,7 +125,7 @@ def sample_kernel(  # noqa: PLR0915
     tl.store(totals + place, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["is_sampled"])
 def reduce_kernel(
     bests, winners, tops, totals, is_sampled, tokens, confidence, PARTS: tl.constexpr,
     PADDED: tl.constexpr,
@@ -186,11 +187,20 @@ def sample_scores(
     return Sampled(tokens, confidence)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["verdict_stride"],
+    do_not_specialize_on_alignment=[
+        "draft_tokens", "parents", "stands", "first_rows", "first_nodes", "num_nodes",
+    ],
+)  # fmt: skip
 def walk_kernel(
-    samples, draft_tokens, parents, first_rows, first_nodes, num_nodes, verdicts, verdict_stride
-):
-    """Down one draft, as long as a child of the last accepted node is what was sampled there."""
+    samples, draft_tokens, parents, stands, first_rows, first_nodes, num_nodes, verdicts,
+    verdict_stride, IS_GIVEN: tl.constexpr,
+):  # fmt: skip
+    """Down one draft, as long as a child of the last accepted node stands.
+
+    That is what was sampled there; or, where `IS_GIVEN`, what `stands`.
+    """
     request = tl.program_id(0)
     first_row = tl.load(first_rows + request)
     first_node = tl.load(first_nodes + request)
@@ -199,9 +209,12 @@ def walk_kernel(
     depth = 0
     sample = tl.load(samples + first_row)
     for child in range(tl.load(num_nodes + request).to(tl.int32)):
-        token = tl.load(draft_tokens + first_node + child)
         is_child = tl.load(parents + first_node + child).to(tl.int32) == node
-        if is_child & (token == sample):
+        if IS_GIVEN:
+            does_stand = tl.load(stands + first_node + child) != 0
+        else:
+            does_stand = tl.load(draft_tokens + first_node + child) == sample
+        if is_child & does_stand:
             tl.store(verdict + 2 + depth, child)
             node = child
             depth += 1
@@ -214,6 +227,7 @@ def walk_drafts(
     samples: Tensor,
     draft_tokens: Tensor,
     parents: Tensor,
+    stands: Tensor | None = None,
     *,
     first_rows: Tensor,
     first_nodes: Tensor,
@@ -225,9 +239,11 @@ def walk_drafts(
     A row is: how many nodes were accepted, the next token, then the accepted nodes. So one copy
     brings a step's outcome to the host. `samples` `[rows]` are the target's; request `r` owns
     those from `first_rows[r]` on, one for the root and one for each of its `num_nodes[r]` nodes,
-    which lie in `draft_tokens` and `parents` (-1: the root) from `first_nodes[r]` on. All int64.
+    which lie in `draft_tokens` and `parents` (-1: the root) from `first_nodes[r]` on. A node is
+    accepted after its parent where it is the sample there, or where `stands[node]`. All int64.
     """
     walk_kernel[(len(num_nodes),)](
-        samples, draft_tokens, parents, first_rows, first_nodes, num_nodes, verdicts,
-        verdicts.stride(0), num_warps=1,
+        samples, draft_tokens, parents, parents if stands is None else stands, first_rows,
+        first_nodes, num_nodes, verdicts, verdicts.stride(0), IS_GIVEN=stands is not None,
+        num_warps=1,
     )  # fmt: skip

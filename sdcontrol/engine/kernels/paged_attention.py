@@ -163,7 +163,10 @@ def _tile(tiles, requests, index):
     return request, tl.load(tiles + 2 * index + 1), tl.load(row), tl.load(row + 1), tl.load(row + 2)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "page_row_stride", "page_head_stride"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "page_row_stride", "page_head_stride"],
+    do_not_specialize_on_alignment=["requests", "tiles", "nodes", "pages", "split_keys"],
+)
 def attention_kernel(
     query, keys, values, out, parts, weights, requests, tiles, nodes, pages, split_keys,
     num_tokens, num_slots, query_head_stride, query_token_stride, page_row_stride, page_head_stride,

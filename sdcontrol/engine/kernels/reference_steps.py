@@ -1,6 +1,6 @@
 """The small kernels in plain torch, with the kernels' signatures: what those are compared with.
 
-Knows tensors alone. Attention has its twin in `reference`.
+Knows tensors alone. Attention has its twin in `reference`, what writes the cache in `KVCache`.
 """
 
 import torch
@@ -10,22 +10,7 @@ from sdcontrol.engine.gumbel_max import greedy_argmax, gumbel_argmax
 from sdcontrol.engine.kv_cache import KVCache
 from sdcontrol.engine.noise import TARGET
 
-__all__ = ["TorchPageBounds", "compact", "sample_scores", "walk_drafts", "write_tokens"]
-
-
-def write_tokens(
-    key_cache: Tensor, value_cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor
-) -> None:
-    """See `cache_kernels.write_tokens`."""
-    key_cache.index_copy_(1, slots, keys)
-    value_cache.index_copy_(1, slots, values)
-
-
-def compact(cache: KVCache, slots: Tensor, first_nodes: Tensor, verdicts: Tensor) -> None:
-    """See `cache_kernels.CacheTensors.compact`."""
-    for row, (count, _, *path) in enumerate(verdicts.tolist()):
-        own = slots[int(first_nodes[row]) :]
-        cache.move(own[torch.tensor(path[:count], dtype=torch.int64)], own[:count])
+__all__ = ["TorchPageBounds", "sample_scores", "walk_drafts"]
 
 
 def sample_scores(
@@ -43,6 +28,7 @@ def walk_drafts(
     samples: Tensor,
     draft_tokens: Tensor,
     parents: Tensor,
+    stands: Tensor | None = None,
     *,
     first_rows: Tensor,
     first_nodes: Tensor,
@@ -55,9 +41,10 @@ def walk_drafts(
         path: list[int] = []
         node = -1
         for child in range(count):
+            place = first_node + child
             sample = samples[first_row + 1 + node]
-            is_child = int(parents[first_node + child]) == node
-            if is_child and draft_tokens[first_node + child] == sample:
+            does_stand = draft_tokens[place] == sample if stands is None else stands[place] != 0
+            if int(parents[place]) == node and does_stand:
                 path.append(child)
                 node = child
         outcome = [len(path), int(samples[first_row + 1 + node]), *path]
@@ -65,12 +52,11 @@ def walk_drafts(
 
 
 class TorchPageBounds:
-    """See `page_kernels.PageBounds`."""
+    """See `page_kernels.TritonPageBounds`."""
 
     def __init__(self, cache: KVCache) -> None:
         kv_heads, _, dim = cache.keys[0].shape
-        shape = (len(cache.keys), kv_heads, cache.num_blocks, dim)
-        self.low = torch.zeros(shape, device=cache.keys[0].device)
+        self.low = cache.keys[0].new_zeros((len(cache.keys), kv_heads, cache.num_blocks, dim))
         self.high = torch.zeros_like(self.low)
         self._cache = cache
 
@@ -79,17 +65,12 @@ class TorchPageBounds:
         _, kv_heads, num_blocks, dim = self.low.shape
         for layer, keys in enumerate(self._cache.keys):
             paged = keys.view(kv_heads, num_blocks, self._cache.block_size, dim)
-            low, high = paged[:, blocks].float().aminmax(dim=2)
-            self.low[layer, :, blocks] = low
-            self.high[layer, :, blocks] = high
+            self.low[layer, :, blocks], self.high[layer, :, blocks] = paged[:, blocks].aminmax(
+                dim=2
+            )
 
-    def score(self, queries: Tensor, blocks: Tensor, counts: Tensor) -> Tensor:
-        """Scores of pages, float32 `[requests, layers, kv_heads, pages]`; -inf where is none."""
-        scores: list[Tensor] = []
-        for query, row, count in zip(queries, blocks, counts, strict=True):
-            low = self.low[:, :, row].transpose(2, 3)  # [layers, kv_heads, dim, pages]
-            high = self.high[:, :, row].transpose(2, 3)
-            score = (query.clamp(min=0) @ high + query.clamp(max=0) @ low).sum(dim=2)
-            absent = torch.arange(len(row), device=row.device) >= count
-            scores.append(score.masked_fill(absent, float("-inf")))
-        return torch.stack(scores)
+    def score(self, queries: Tensor, blocks: Tensor) -> Tensor:
+        """Scores of the pages of one request, float32 `[layers, kv_heads, pages]`."""
+        low = self.low[:, :, blocks].float().transpose(2, 3)  # [layers, kv_heads, dim, pages]
+        high = self.high[:, :, blocks].float().transpose(2, 3)
+        return (queries.clamp(min=0) @ high + queries.clamp(max=0) @ low).sum(dim=2)

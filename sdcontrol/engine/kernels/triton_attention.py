@@ -88,12 +88,17 @@ def _most_rows(width: int, dtype: torch.dtype, capability: int) -> int:
 
 
 def choose_splits(num_tiles: int, kv_heads: int, max_keys: int, num_sms: int) -> int:
-    """Into how many parts contexts of up to `max_keys` are split, to keep `num_sms` busy."""
+    """Into how many parts contexts of up to `max_keys` are split, to keep `num_sms` busy.
+
+    A power of two: each number is a compilation of its own. How long a part is is read on the
+    device, so that parts too many end at once.
+    """
     programs = num_tiles * kv_heads
     if programs >= _ENOUGH_PROGRAMS_PER_SM * num_sms:
         return 1
     wanted = math.ceil(_PROGRAMS_PER_SM * num_sms / programs)
-    return max(min(wanted, math.ceil(max_keys / MIN_SPLIT_KEYS), _MOST_SPLITS), 1)
+    parts = max(min(wanted, math.ceil(max_keys / MIN_SPLIT_KEYS)), 1)
+    return min(1 << (parts - 1).bit_length(), _MOST_SPLITS)
 
 
 def workspace_elements(num_tokens: int, layer: LayerShape, num_splits: int) -> int:

@@ -1,0 +1,152 @@
+"""What an engine is made of, and the door through which requests come in.
+
+Knows models, drafters, settings and requests; nothing of steps: those are `loop`'s.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from sdcontrol.core import Planner
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.device_step import verify_of
+from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
+from sdcontrol.engine.drafters.host import DraftHost
+from sdcontrol.engine.drafting import Drafting
+from sdcontrol.engine.events import Events
+from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
+from sdcontrol.engine.guard import PlannerGuard
+from sdcontrol.engine.intake import Intake
+from sdcontrol.engine.request import Request, TokenEvent
+from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
+from sdcontrol.engine.sampling import Processor
+from sdcontrol.engine.stats import EngineStats
+from sdcontrol.engine.verify import RejectionVerifier, Verifier, verifier_of
+from sdcontrol.errors import EngineClosed
+
+__all__ = ["EngineParts"]
+
+
+class EngineParts:
+    """Everything that a step needs. See `loop.Engine`, which steps."""
+
+    def __init__(
+        self,
+        model: object,
+        *,
+        drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]" = (),
+        planner: Planner | None = None,
+        verification: str | Verifier = "coupled",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: EngineConfig | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self.model = unwrap(model)
+        self.tokenizer = tokenizer
+        self.planner = PlannerGuard(planner)
+        self.verifier = verifier_of(verification)
+        self.runner = ModelRunner(self.model, self.config.attention_backend)
+        self._verify_rows = verify_of(self.verifier, has_kernels=self.runner.has_kernels)
+        trees = self.verifier.supports_trees
+        built = build_drafters(drafters, allow_trees=trees)
+        is_rejection = isinstance(self.verifier, RejectionVerifier)
+        self._host = DraftHost(self.runner, self.config, "rejection" if is_rejection else "coupled")
+        self.pool = self._host.allocate(built)
+        self.scheduler = self.config.scheduler(self.pool)
+        self.drafting = Drafting(
+            built,
+            vocab_size=self.runner.vocab_size,
+            allow_trees=trees,
+            max_draft_tokens=self.config.max_draft_tokens,
+            is_idle=self.planner.never_drafts,
+        )
+        self._intake = Intake(
+            capacity_tokens=self.pool.capacity_tokens,
+            position_limit=max_positions(self.model),
+            vocab_size=self.runner.vocab_size,
+        )
+        self.stats = EngineStats(graphs=self._host.graph_stats)
+        self._events = Events(planner)
+        self._is_closed = False
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        request_id: str | None = None,
+        seed: int | None = None,
+        speculation: bool | Sequence[str] = True,
+        generation_config: GenerationConfig | None = None,
+        processors: Sequence[Processor] = (),
+        stop_strings: Sequence[str] = (),
+        **options: object,
+    ) -> str:
+        """Queue a prompt; returns the request's id. `options` are those of `generate`.
+
+        `speculation` False opts out; a list of families allows only those. Without a seed, a
+        sampled request takes one from torch's generator. Raises `RequestRefused` where the request
+        could never run, `ConfigError` and `UnsupportedGeneration` for settings.
+        """
+        tokens = tokens_of(prompt, self.tokenizer)
+        config = prepare_config(self.model, generation_config, len(tokens), options)
+        decoding = decoding_of(
+            self.model,
+            config,
+            tokens,
+            seed=fresh_seed() if seed is None else seed,
+            processors=processors,
+            stop_strings=stop_strings,
+            tokenizer=self.tokenizer,
+        )
+        return self.enqueue(tokens, decoding, request_id=request_id, speculation=speculation)
+
+    def enqueue(
+        self,
+        prompt: Sequence[int],
+        decoding: Decoding,
+        *,
+        request_id: str | None = None,
+        speculation: bool | Sequence[str] = True,
+    ) -> str:
+        """Queue token ids whose sampler and stop rules are made already. See `submit`."""
+        self._check_open()
+        allowed = self.drafting.allowed(speculation)
+
+        def make(name: str) -> Request:
+            return Request(
+                name,
+                prompt,
+                sampler=decoding.sampler,
+                rules=decoding.rules,
+                temperature=decoding.temperature,
+                may_draft=allowed.__contains__,
+            )
+
+        return self._intake.add(make, request_id, self._events.arrived)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request with the next step; False where no such request is live."""
+        return self._intake.cancel(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is waiting or running."""
+        return bool(self._intake.live)
+
+    @property
+    def token_edges(self) -> tuple[int, ...]:
+        """The numbers of tokens that decoding forwards are padded to; none without CUDA graphs."""
+        return self.runner.graphs.token_edges if self.runner.graphs is not None else ()
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """The live requests, by id."""
+        return self._intake.live
+
+    def take_events(self) -> list[TokenEvent]:
+        """What was emitted since the last call, in order."""
+        return self._events.take()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the engine is closed; make another")
