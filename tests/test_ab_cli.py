@@ -69,7 +69,10 @@ def test_live_runs_of_a_matrix_go_to_a_device_each(
     plan.write_text(
         config.read_text("utf-8") + "matrix: {workload.num_tokens: [4, 5, 6]}\n", "utf-8"
     )
-    arguments = ["--output", str(tmp_path / "runs"), "--workers", "2", "--json"]
+    arguments = ["--output", str(tmp_path / "runs"), "--workers", "2"]
+    for short in ("blocks=1", "warmup.min_blocks=0", "warmup.max_blocks=0", "repeat_every=0"):
+        arguments += ["--set", short]
+    arguments.append("--json")
     assert main(["ab", str(plan), *arguments, str(tmp_path / "out.json")]) == 0
     found = [Results.load(path) for path in sorted((tmp_path / "runs").glob("*/results.json"))]
     assert [results.config["device"] for results in found] == ["cpu", "cpu:0", "cpu"]
@@ -79,13 +82,15 @@ def test_live_runs_of_a_matrix_go_to_a_device_each(
 def test_an_open_loop_counts_waiting(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["--set", "workload.arrivals={kind: open, requests_per_second: 1000}"]
+    settings = ["--set", "workload.arrivals={kind: open, requests_per_second: 1000000}"]
     settings += ["--set", "blocks=1", "--set", "warmup.min_blocks=0", "--set", "repeat_every=0"]
     settings += ["--set", "engine.max_batch_size=1", "--set", "warmup.max_blocks=0"]
     assert main(["ab", str(config), "--output", str(tmp_path), *settings]) == 0
     results = Results.load(tmp_path / "small" / "results.json")
-    off = results.arms[0].latencies
-    assert off["ttft_seconds"][100] > 2 * off["ttft_seconds"][0]  # one of the two had to wait
+    off = results.arms[0].latencies  # of two requests that came together, one at a time
+    assert (
+        off["ttft_seconds"][100] > 0.99 * off["e2e_seconds"][0]
+    )  # one waited for all of the other
 
 
 def test_ctrl_c_leaves_a_report_of_what_was_finished(

@@ -14,6 +14,7 @@ from sdcontrol.experiments.config import Experiment
 from sdcontrol.experiments.loading import json_schema, load_experiments
 from tests.ab_support import ROOT, experiment
 
+ALLOWED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 FILES = sorted((ROOT / "experiments").glob("*.yaml"))
 VALID = """\
 name: demo
@@ -144,7 +145,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=ALLOWED)
 @given(st.data())
 def test_a_damaged_file_is_refused_with_place_and_remedy_or_is_valid(tmp_path: Path, data) -> None:
     text = VALID
@@ -164,7 +165,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=ALLOWED)
 @given(st.data())
 def test_a_wrong_value_anywhere_is_refused_with_place_and_remedy_or_is_valid(
     tmp_path: Path, data
@@ -182,7 +183,7 @@ def test_a_wrong_value_anywhere_is_refused_with_place_and_remedy_or_is_valid(
 
 
 @given(text=st.text(max_size=60))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=ALLOWED)
 def test_any_text_at_all_is_refused_with_place_and_remedy(tmp_path: Path, text: str) -> None:
     _refused_or_valid(tmp_path, text)
 

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -58,7 +57,10 @@ def folder(root: Path, plan: object, **options: bool) -> RunFolder:
     return RunFolder(root, plan, **options)  # type: ignore[arg-type]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.integers(0, 40), st.integers(0, 5))
 def test_a_run_killed_anywhere_and_resumed_is_the_run_that_was_not(
     tmp_path: Path, at: int, seed: int
@@ -270,20 +272,20 @@ class _Watched:
 
 def test_progress_grows_and_the_time_left_is_that_of_the_blocks_left(tmp_path: Path) -> None:
     class Slow(NoisyRunner):
+        now = 100.0
+
         def run_block(
             self, arm: str, block: int, *, start_seconds: float
         ) -> tuple[RunRecord, Outputs]:
-            time.sleep(0.02)
+            self.now += 3.0
             return super().run_block(arm, block, start_seconds=start_seconds)
 
-    plan, watched = experiment(blocks=8, stopping={"looks": 1}), _Watched()
-    started = time.monotonic()
-    run_experiment(plan, Slow(), folder(tmp_path / "run", plan), watched)
-    each = (time.monotonic() - started) / 8
+    plan, watched, runner = experiment(blocks=8, stopping={"looks": 1}), _Watched(), Slow()
+    run_experiment(plan, runner, folder(tmp_path / "run", plan), watched, clock=lambda: runner.now)
     assert watched.shares == sorted(watched.shares)
     assert 0 <= watched.shares[0] <= watched.shares[-1] < 1
     assert math.isnan(watched.left[0])
-    assert watched.left[8] == pytest.approx(4 * each, rel=0.5)  # after 4 blocks of 2 turns
+    assert watched.left[8] == pytest.approx(4 * 2 * 3.0)  # after 4 blocks of 2 turns
 
 
 def test_too_few_planned_blocks_are_said_to_be_too_few(tmp_path: Path) -> None:

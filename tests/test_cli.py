@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedModel
 
 import sdcontrol
-from sdcontrol.cli import main
+from sdcontrol.cli import _parser, main
 from sdcontrol.cli.progress import progress
 from sdcontrol.cli.prompts import Prompt, read_prompts
 from sdcontrol.cli.results import InOrder, JsonLinesWriter, TextWriter
@@ -83,6 +83,17 @@ def test_the_version_is_printed_and_nothing_heavy_is_loaded(run: Run) -> None:
 
 def test_the_package_runs_as_a_program(run: Run) -> None:
     assert "generate" in run([sys.executable, "-m", "sdcontrol", "--help"], ROOT)
+
+
+def test_every_option_of_every_command_says_what_it_does() -> None:
+    (commands,) = _parser()._subparsers._group_actions  # type: ignore[union-attr]
+    silent = [
+        f"{name} {action.option_strings or action.dest}"
+        for name, command in commands.choices.items()  # type: ignore[union-attr]
+        for action in command._actions
+        if not action.help
+    ]
+    assert not silent
 
 
 # ---- output

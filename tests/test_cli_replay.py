@@ -84,6 +84,8 @@ def assert_is_self_contained(page: str) -> None:
     assert "simulated" in page
     assert page.count("<svg") >= 4
     assert "nan" not in "".join(re.findall(r'd="([^"]*)"', page))
+    (color,) = set(re.findall(r'class="drafter-(\d)"><i></i>ngram<', page))
+    assert color != "0"  # which is that of no draft: a drafter has one colour in all plots
 
 
 def test_names_are_escaped_in_the_page(command: Command, generated: Path, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import re
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 import sdcontrol
+from benchmarks.figures import DOCUMENTS, filled
 
 ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[[list[str], Path], str]
@@ -22,6 +23,19 @@ BLOCK = re.compile(
 )
 SHELLS = {"console", "sh", "bash", "shell"}
 HISTORY = {"CHANGELOG.md", "log.md"}  # may name what is gone
+IN_ONE_PROCESS = """
+import runpy, shlex, sys
+from sdcontrol.cli import main
+for given in sys.argv[1:]:
+    print("$", given, flush=True)
+    if given.endswith(".py"):
+        runpy.run_path(given, run_name="__main__")
+    elif code := main(shlex.split(given)[1:]):
+        sys.exit(code)
+"""
+"""A document's program and our own commands: a process for each would mostly import torch."""
+
+PROGRAM = "blocks_of_document.py"
 GETS_THE_REPOSITORY = ("git clone ", "cd ")
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 RUN = ["README.md", "CONTRIBUTING.md", *PAGES]
@@ -66,6 +80,12 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def is_plainly_ours(command: str) -> bool:
+    """The program or one of our commands, and nothing that only a shell can do."""
+    return command.startswith(("sdcontrol ", PROGRAM)) and not set(command) & set("|<>&;$`")
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("document", [name for name in RUN if blocks(name)])
 def test_what_a_document_shows_runs_as_printed(run: Run, desk: Path, document: str) -> None:
     """Files are written, python blocks run as one program, then the commands.
@@ -75,16 +95,19 @@ def test_what_a_document_shows_runs_as_printed(run: Run, desk: Path, document: s
     for match in blocks(document):
         if match["file"]:
             (desk / match["file"]).write_text(dedent(match["text"]), "utf-8")
-    program = program_of(document)
-    if program.strip():
-        script = desk / "blocks_of_document.py"
-        script.write_text(program, "utf-8")
-        run([sys.executable, script.name], desk)
-    for command in commands(document):
-        if command.startswith("make "):
-            run(["make", "--dry-run", *command.split()[1:]], ROOT)
-        elif not command.startswith(GETS_THE_REPOSITORY):
-            run(["bash", "-euc", command], desk)
+    shown = commands(document)
+    if program_of(document).strip():
+        (desk / PROGRAM).write_text(program_of(document), "utf-8")
+        shown = [PROGRAM, *shown]
+    for is_ours, together in groupby(shown, is_plainly_ours):
+        if is_ours:
+            run([sys.executable, "-c", IN_ONE_PROCESS, *together], desk)
+            continue
+        for command in together:
+            if command.startswith("make "):
+                run(["make", "--dry-run", *command.split()[1:]], ROOT)
+            elif not command.startswith(GETS_THE_REPOSITORY):
+                run(["bash", "-euc", command], desk)
 
 
 def test_the_documents_show_what_they_are_for() -> None:
@@ -111,6 +134,13 @@ def test_the_reference_is_what_its_script_makes(run: Run, tmp_path: Path) -> Non
     made = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "reference").iterdir()}
     assert kept == made, "run: python docs/make_reference.py"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.parent.name)
+def test_the_figures_of_a_document_are_those_of_the_results(document: Path) -> None:
+    text = document.read_text("utf-8")
+    assert "<!-- figures: " in text
+    assert filled(text) == text, "run: python -m benchmarks.figures"
 
 
 def test_a_command_goes_on_after_a_backslash_and_ends_at_a_comment() -> None:

@@ -607,7 +607,7 @@ def test_two_threads_share_a_decoder(streaming: SpeculativeDecoder) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()  # however long it takes: pytest ends a test that hangs
     for by_prompt in found.values():
         for index, events in alone.items():
             tokens = [token for event in events for token in event.tokens]

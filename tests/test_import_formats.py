@@ -120,7 +120,9 @@ def decoded(draw: st.DrawFn) -> tuple[list[bool], list[int], list[int], list[int
 
 
 @settings(
-    max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
 )
 @given(case=decoded())
 def test_vllm_outcomes_agree_with_the_text_wherever_they_are_known(

@@ -80,7 +80,7 @@ def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
 @settings(
     max_examples=30,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_no_bytes_give_a_traceback(kind: str, data: st.DataObject, tmp_path: Path) -> None:

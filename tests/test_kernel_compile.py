@@ -92,7 +92,7 @@ def stack_bytes(cubin: bytes, folder: Path) -> int:
         [str(tool("cuobjdump")), "--dump-resource-usage", str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     counts = re.findall(r"(?:STACK|LOCAL):(\d+)", done.stdout)

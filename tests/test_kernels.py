@@ -32,6 +32,7 @@ def run_checks(run: Run, name: str) -> None:
     assert " passed" in run(command, ROOT)
 
 
+@pytest.mark.timeout(900)  # a process of its own, which compiles; its tests have their limits
 @pytest.mark.parametrize("name", CHECKS)
 def test_interpreted_kernels_agree_with_their_twins(
     name: str, run: Run, monkeypatch: pytest.MonkeyPatch
@@ -41,6 +42,7 @@ def test_interpreted_kernels_agree_with_their_twins(
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*CHECKS, "device_engine"])  # interpreted in test_backends
 def test_compiled_kernels_agree_with_their_twins(
     name: str, run: Run, monkeypatch: pytest.MonkeyPatch

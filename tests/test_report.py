@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.report import render, write_report
 from sdcontrol.experiments.report.quantities import label_of, scale_of
 from sdcontrol.experiments.report.timeline import bin_seconds, bins_of, choice_of, own_seconds
@@ -141,6 +142,26 @@ def test_equal_results_give_the_same_page(tmp_path: Path) -> None:
     assert path.read_text("utf-8") == render(results) == render(again)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        (b"{}", "is no comparison's results: "),
+        (b"\xff\xfe", "is no UTF-8 text"),
+    ],
+)
+def test_a_file_that_holds_no_results_is_refused_in_one_line(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "results.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as refused:
+        Results.load(path)
+    assert "\n" not in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
 def test_five_arms_of_two_thousand_steps_fit_into_a_page_of_a_megabyte_and_a_half() -> None:
     results = make_results(POLICIES, num_steps=2000)
     assert sum(len(arm.steps.time_seconds) for arm in results.arms) > 9900
@@ -241,6 +262,25 @@ def test_only_comparisons_with_the_baseline_mark_the_metrics() -> None:
     assert all(row["value"] != 9 for row in drawn)
     row = html[html.index(f'id="comparison-{len(facts["comparisons"])}"') :]
     assert "9.000" in row[: row.index("</tr>")]
+
+
+def test_a_ratio_is_printed_alike_in_the_plot_and_in_the_tables() -> None:
+    """The page rounds what it is given: 1.305 for 1.30502 would be printed as 1.30."""
+    facts = make_results(num_steps=100).model_dump(mode="json")
+    facts["comparisons"][0]["ratio"] = {"value": 1.30502, "low": 1.09505, "high": 1.4}
+    (row, *_) = data_of(render(Results.model_validate(facts)))["plots"]["ratios"]["rows"]
+    assert (f"{row['low']:.2f}", f"{row['value']:.2f}") == ("1.10", "1.31")
+
+
+def test_percentiles_of_one_metric_have_one_unit() -> None:
+    facts = make_results(num_steps=100).model_dump(mode="json")
+    for arm in facts["arms"]:
+        like = next(iter(arm["metrics"].values())) | {"unit": "s", "higher_is_better": False}
+        for name, value in (("p50", 0.55), ("p90", 0.8), ("p99", 1.2)):
+            seconds = {"value": value, "low": value / 2, "high": value * 2}
+            arm["metrics"][f"ttft_seconds_{name}"] = like | seconds
+    text = Page(render(Results.model_validate(facts))).text
+    assert len(re.findall(r"TTFT p\d+ s, lower is better", text)) == 3
 
 
 # What is drawn

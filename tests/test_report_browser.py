@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PHONE = {"width": 360, "height": 800}
 DESKTOP = {"width": 1280, "height": 900}
+PATIENCE_MS = 120_000  # other work may have the machine
 NASTY = "</script><img src=x onerror=alert(1)>"
 LINES = "path.line, path.dots, path.area, rect.area, rect.slice, circle.knob"
 
@@ -39,7 +40,9 @@ def browser() -> Iterator["Browser"]:
         pytest.skip("no Chromium found; install it, or name it in SDCONTROL_CHROMIUM")
     with playwright.sync_playwright() as driver:
         launched = driver.chromium.launch(
-            executable_path=chromium_path(), args=["--no-sandbox", "--disable-gpu"]
+            executable_path=chromium_path(),
+            args=["--no-sandbox", "--disable-gpu"],
+            timeout=PATIENCE_MS,
         )
         yield launched
         launched.close()
@@ -62,7 +65,7 @@ def opened(browser: "Browser", report: Path) -> Iterator[Open]:
         context = browser.new_context(viewport=viewport, **settings)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: noise.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: noise.append(f"error: {error}"))
         page.on("dialog", lambda dialog: noise.append(f"dialog: {dialog.message}"))
@@ -322,15 +325,25 @@ def test_without_scripts_the_numbers_are_there(opened: Open) -> None:
 def test_five_arms_of_two_thousand_steps_are_redrawn_within_a_fifth_of_a_second(
     opened: Open, tmp_path: Path
 ) -> None:
-    """The best of five: a loaded machine is no fault of the page."""
+    """Of the page's own CPU time, the best of five: what else the machine does is no fault of it."""
     path = write_report(tmp_path / "r.html", make_results(POLICIES, num_steps=2000))
     page = opened(path)
-    took = page.evaluate(
-        """() => Math.min(...[0, 1, 2, 3, 4].map(() => {
-          const start = performance.now();
-          document.querySelector("button.arm").click();
-          document.body.getBoundingClientRect();
-          return performance.now() - start;
-        }))"""
-    )
-    assert took < 200
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def cpu_seconds() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        spent = {metric["name"]: metric["value"] for metric in metrics}
+        return spent["ScriptDuration"] + spent["LayoutDuration"] + spent["RecalcStyleDuration"]
+
+    took = []
+    for _ in range(5):
+        before = cpu_seconds()
+        page.evaluate(
+            """() => {
+              document.querySelector("button.arm").click();
+              document.body.getBoundingClientRect();
+            }"""
+        )
+        took.append(cpu_seconds() - before)
+    assert 0.0 < min(took) < 0.2

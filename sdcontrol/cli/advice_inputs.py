@@ -26,7 +26,10 @@ ASSUMED_RATES = {"ngram": 0.3, "sparse_kv:512": 0.8, "draft_model": 0.7}
 
 
 def find_machine(given: str) -> tuple[Hardware, MachineProfile | None]:
-    """A device of the table, or the machine of a profile, and that profile."""
+    """A device of the table, or the machine of a profile, and that profile.
+
+    Raises `UnknownName` for another name, `ConfigError` for a file that is no profile.
+    """
     path = Path(given)
     if path.suffix == ".json" or path.is_file():
         profile = read_profile(path)
@@ -42,7 +45,10 @@ def find_machine(given: str) -> tuple[Hardware, MachineProfile | None]:
 
 
 def find_shape(given: str, role: str) -> ModelShape:
-    """From the table, a `config.json` or its folder, or the bundled model of this role."""
+    """From the table, a `config.json` or its folder, or the bundled model of this role.
+
+    Raises `UnknownName` for another name, `ConfigError` for a file that is missing or describes no model.
+    """
     path = Path(given)
     if given == _BUNDLED:
         from sdcontrol.engine.bundled import bundled_path
@@ -52,6 +58,8 @@ def find_shape(given: str, role: str) -> ModelShape:
         return _read_shape(path / "config.json", path.resolve().name)
     if path.suffix == ".json" or path.is_file():
         return _read_shape(path, path.stem if path.stem != "config" else path.resolve().parent.name)
+    if given.startswith((".", "/", "~")):
+        raise ConfigError(f"no model folder or config.json {given!r}")
     try:
         return shape_table.by_name(given)
     except UnknownName as error:
@@ -74,7 +82,7 @@ def _read_shape(path: Path, name: str) -> ModelShape:
 
 
 def plain_steps(given: str | None) -> list[PlainStep]:
-    """The steps in a CSV; none without a file."""
+    """The steps in a CSV; none without a file. Raises `ConfigError` where it cannot be read."""
     if given is None:
         return []
     try:
@@ -88,7 +96,10 @@ def plain_steps(given: str | None) -> list[PlainStep]:
 def acceptance_rates(
     given: str | None, *, has_draft_model: bool
 ) -> tuple[dict[str, float], list[str]]:
-    """Acceptance rates by drafter, and the drafters for which nobody gave one."""
+    """Acceptance rates by drafter, and the drafters for which nobody gave one.
+
+    Raises `ConfigError` for what is no rate from 0 to 1, `UnknownName` for what is no drafter.
+    """
     rates = {} if given is None else _parse_rates(given)
     if "draft_model" in rates and not has_draft_model:
         raise ConfigError("--acceptance names draft_model; give --draft-model NAME|PATH too")

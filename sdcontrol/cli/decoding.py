@@ -73,20 +73,35 @@ def add_speculation(parser: Parser) -> None:
         help="ngram (default), sparse_kv:TOKENS or none; may be repeated",
     )
     group.add_argument(
-        "--policy", default="goodput", help="goodput (default), off, static:DRAFTER:TOKENS, ..."
+        "--policy",
+        default="goodput",
+        help="goodput (default), off, static:DRAFTER:TOKENS, learned:PATH, ...",
     )
-    group.add_argument("--verification", default="coupled", choices=("coupled", "rejection"))
-    group.add_argument("--batch-size", type=int, default=16, help="prompts decoded together")
+    group.add_argument(
+        "--verification",
+        default="coupled",
+        choices=("coupled", "rejection"),
+        help="coupled (default): sampled text depends on the seed alone; rejection: also on the drafts",
+    )
+    group.add_argument(
+        "--batch-size", type=int, default=16, metavar="N", help="prompts decoded together (16)"
+    )
 
 
 def add_sampling(parser: Parser) -> None:
     """How tokens are chosen, and when to stop."""
     group = parser.add_argument_group("sampling (greedy unless one of these is given)")
     group.add_argument("--temperature", type=float, metavar="T", help="0: greedy")
-    group.add_argument("--top-k", type=int, metavar="K")
-    group.add_argument("--top-p", type=float, metavar="P")
-    group.add_argument("--seed", type=int, default=0, help="of the first prompt; the next has +1")
-    group.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    group.add_argument("--top-k", type=int, metavar="K", help="from the K likeliest tokens alone")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="from the fewest tokens of probability P in all"
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the first prompt; the next has +1 (0)"
+    )
+    group.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="N", help="for each prompt (128)"
+    )
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end with this; repeatable"
     )
@@ -139,7 +154,13 @@ def drafter_names(options: argparse.Namespace) -> list[str]:
     """Drafters without a model of their own. Raises `ConfigError`."""
     names = ["ngram"] if options.drafter is None else list(options.drafter)
     if _NONE in names and len(names) > 1:
-        raise ConfigError("--drafter none stands alone")
+        raise ConfigError("--drafter none stands alone; leave out the others, or none")
+    for name in names:
+        if name not in (_NONE, "ngram") and not name.startswith("sparse_kv:"):
+            raise ConfigError(
+                f"no drafter is called {name!r}; give ngram, sparse_kv:TOKENS or none, and a draft "
+                "model as --draft-model"
+            )
     return [] if names == [_NONE] else names
 
 

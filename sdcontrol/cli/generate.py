@@ -71,7 +71,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _add_output(parser: Parser) -> None:
     group = parser.add_argument_group("output")
-    group.add_argument("--format", default="text", choices=("text", "jsonl"))
+    group.add_argument(
+        "--format", default="text", choices=("text", "jsonl"), help="jsonl: one object per prompt"
+    )
     group.add_argument("--output", metavar="PATH", help="write there, not to standard output")
     group.add_argument(
         "--report", action="store_true", help="say on standard error what speculation did"

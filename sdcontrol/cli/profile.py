@@ -58,8 +58,16 @@ def add_profile(commands: Commands) -> None:
         ("--context", _CONTEXT_TOKENS),
     ):
         shown = ",".join(map(str, default))
-        grid.add_argument(option, type=_counts, default=default, help=f"default: {shown}")
-    grid.add_argument("--rounds", type=int, default=5, help="times that every step is measured")
+        grid.add_argument(
+            option, type=_counts, default=default, metavar="N,...", help=f"default: {shown}"
+        )
+    grid.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        metavar="N",
+        help="times that every step is measured (default 5)",
+    )
     grid.add_argument(
         "--seconds",
         type=float,

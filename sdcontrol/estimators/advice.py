@@ -69,9 +69,10 @@ def advise(
     drafters: Sequence[DrafterSpec],
     lengths: Sequence[int] = tuple(range(1, 9)),
 ) -> Advice:
-    """Predicted speedup of every drafter at every length.
+    """Predicted speedup of every drafter at every length of `lengths`, best first.
 
-    With acceptance rate `a` per token, `n` drafts yield `1 + a + ... + a^n` tokens.
+    With acceptance rate `a` per token, `n` drafts yield `1 + a + ... + a^n` tokens (Leviathan et al.
+    2023, equation 1). Raises `ConfigError` for devices that no link joins.
     """
     batch, kv_tokens = situation.batch_size, situation.batch_size * situation.context_tokens
     overhead = target.calibration.step_overhead_seconds

@@ -110,7 +110,8 @@ def measure(
     """This machine's ceilings, the best of `repeats` tries.
 
     `copy_seconds(n)` reads `n` bytes and writes them, `multiply_seconds(n)` multiplies two n x n
-    matrices; by default numpy does, in float32. Takes about a second.
+    matrices; by default numpy does, in float32. Takes about a second. Raises `ConfigError` where the
+    clock is too coarse to tell.
     """
     copy = copy_seconds or _numpy_copy_seconds
     multiply = multiply_seconds or _numpy_multiply_seconds

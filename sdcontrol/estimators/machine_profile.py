@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
 from sdcontrol.estimators.shapes import ModelShape
+from sdcontrol.json_files import read_model
 
 __all__ = [
     "MachineProfile",
@@ -108,18 +109,8 @@ class MachineProfile(_Record):
 
 def read_profile(path: Path) -> MachineProfile:
     """The profile in a file. Raises `ConfigError` where there is none."""
-    try:
-        return MachineProfile.model_validate_json(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(
-            f"{path} is no machine profile: {where}: {first['msg']}; make one with sdcontrol profile"
-        ) from error
+    remedy = "make one with sdcontrol profile"
+    return read_model(path, MachineProfile, what="machine profile", remedy=remedy)
 
 
 def calibrate(forward: Forward, steps: Sequence[StepTime]) -> Calibration:

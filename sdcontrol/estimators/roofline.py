@@ -125,7 +125,7 @@ class Forward:
             raise ConfigError(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
 
     def profile(self, num_tokens: float, kv_tokens: float, num_requests: float) -> Profile:
-        """The forward part by part, on one device."""
+        """The forward part by part, on one device; raises `ConfigError` as `seconds` does."""
         works = self._works(
             np.asarray(num_tokens, float), np.asarray(kv_tokens, float), num_requests
         )
@@ -146,7 +146,10 @@ class Forward:
         kv_tokens: FloatArray | float,
         num_requests: FloatArray | float,
     ) -> FloatArray:
-        """Seconds of the whole forward; arguments broadcast."""
+        """Seconds of the whole forward; arguments broadcast.
+
+        Raises `ConfigError` for tensor parallelism over devices that no link joins.
+        """
         tokens, kv = np.asarray(num_tokens, dtype=float), np.asarray(kv_tokens, dtype=float)
         works = self._works(tokens, kv, num_requests)
         total = self._overhead_seconds(tokens) + self._all_reduce_seconds(tokens)
@@ -242,13 +245,19 @@ class RooflineCost:
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
     ) -> FloatArray:
-        """One target forward over `num_tokens` packed tokens reading `kv_tokens` of KV in all."""
+        """One target forward over `num_tokens` packed tokens reading `kv_tokens` of KV in all.
+
+        Seconds; arguments broadcast.
+        """
         return self.target.seconds(num_tokens, kv_tokens, num_requests)
 
     def draft_seconds(
         self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
     ) -> FloatArray:
-        """One drafting round: `num_requests` requests draft one token each; 0 without requests."""
+        """One drafting round: `num_requests` requests draft one token each; 0 without requests.
+
+        Seconds; arguments broadcast.
+        """
         count, kv = np.asarray(num_requests, dtype=float), np.asarray(kv_tokens, dtype=float)
         if family in _FREE_FAMILIES:
             return np.zeros(np.broadcast_shapes(count.shape, kv.shape))
@@ -256,11 +265,11 @@ class RooflineCost:
         return np.where(count > 0, forward.seconds(count, kv, count), 0.0)
 
     def catch_up_seconds(self, family: str, num_tokens: float) -> float:
-        """One forward of a draft model over `num_tokens` that its cache lacks."""
+        """Seconds of one forward of a draft model over `num_tokens` that its cache lacks."""
         if num_tokens <= 0 or family not in self.draft_models:
             return 0.0
         return float(self.draft_models[family].seconds(num_tokens, 0.0, 1.0))
 
     def overhead_seconds(self) -> float:
-        """What a step costs beside its forwards."""
+        """Seconds that a step takes beside its forwards."""
         return self.target.calibration.step_overhead_seconds

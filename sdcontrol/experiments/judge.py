@@ -159,7 +159,7 @@ def _sentence(
     needed: int | None,
 ) -> str:
     arm, other, metric = key
-    size = f"{ratio.value:.3g}x [{ratio.low:.3g}, {ratio.high:.3g}]"
+    size = f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
     above = sum(r > 0 for r in ratios)
     counts = f"above 1 in {above} of {len(ratios)} blocks, corrected p = {p_value:.2g}"
     if verdict != _NONE:

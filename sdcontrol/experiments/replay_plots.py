@@ -4,7 +4,7 @@ Knows results and a rectangle of 720 x 200; nothing of HTML. Every plot has its 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,12 +70,16 @@ def plots_of(results: Sequence[ReplayResult]) -> list[Plot]:
         )
         for (title, unit), values in lines.items()
     ]
-    return plots + [plot for result in results for plot in _choices(result, edges, seconds)]
+    arms = sorted({arm for r in results for point in r.series for arm in point.draft_tokens})
+    colors = {arm: color for color, arm in enumerate(arms, start=1)}  # 0 is that of "off"
+    return plots + [plot for r in results for plot in _choices(r, edges, seconds, colors)]
 
 
 def _throughput(result: ReplayResult, edges: FloatArray) -> FloatArray:
+    """By bin; nothing after the end of the run."""
     tokens = _summed(result, edges, [point.output_tokens for point in result.series])
-    return np.asarray(tokens / (edges[1] - edges[0]))
+    rate = tokens / (edges[1] - edges[0])
+    return np.where(edges[:-1] < edges[0] + result.seconds, rate, math.nan)
 
 
 def _latency(result: ReplayResult, name: str, edges: FloatArray) -> FloatArray:
@@ -85,16 +89,18 @@ def _latency(result: ReplayResult, name: str, edges: FloatArray) -> FloatArray:
     return np.asarray(np.divide(sums, counts, out=np.full(_BINS, math.nan), where=counts > 0))
 
 
-def _choices(result: ReplayResult, edges: FloatArray, seconds: float) -> Iterator[Plot]:
+def _choices(
+    result: ReplayResult, edges: FloatArray, seconds: float, colors: Mapping[str, int]
+) -> Iterator[Plot]:
     """Draft tokens per step, stacked by drafter; none for a policy that never drafts."""
     arms = sorted({arm for point in result.series for arm in point.draft_tokens})
     steps = np.maximum(_summed(result, edges, [point.steps for point in result.series]), 1.0)
     floor = np.zeros(_BINS)
     curves = []
-    for color, arm in enumerate(arms):
+    for arm in arms:
         drafted = [point.draft_tokens.get(arm, 0) for point in result.series]
         top = floor + _summed(result, edges, drafted) / steps
-        curves.append(_Curve(arm, color, top, floor))
+        curves.append(_Curve(arm, colors[arm], top, floor))
         floor = top
     if curves:
         yield _plot(f"What {result.policy} chose", "draft tokens per step", curves, seconds)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from sdcontrol.errors import ConfigError
+from sdcontrol.json_files import read_model
 
 __all__ = [
     "LATENCIES",
@@ -210,16 +210,8 @@ class Results(Record):
     @classmethod
     def load(cls, path: Path) -> Self:
         """From a file. Raises `ConfigError` where it holds no results."""
-        try:
-            return cls.model_validate_json(path.read_text("utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from error
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
-            raise ConfigError(f"{path} holds no results: {where}: {first['msg']}") from error
+        remedy = "give the results.json of sdcontrol ab"
+        return read_model(path, cls, what="comparison's results", remedy=remedy)
 
     def dump(self, path: Path) -> Path:
         """Write the file at one stroke; returns its path."""

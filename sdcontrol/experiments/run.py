@@ -46,13 +46,19 @@ def run_experiment(
     runner: Runner,
     folder: RunFolder,
     watcher: Watcher | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Results:
-    """Run what is left to run; results of all finished blocks, also where Ctrl-C cut it short."""
+    """Run what is left to run; results of all finished blocks, also where Ctrl-C cut it short.
+
+    `clock` (seconds) tells how much time is left, and nothing else: what is measured has its own.
+    An arm that fails ends alone. Raises `ConfigError` where the folder holds damaged blocks.
+    """
     folder.begin()
     blocks = folder.blocks()
     place = folder.place() or runner.place
     folder.set_place(place)
-    pace = _Pace(experiment, watcher or Silent(), blocks)
+    pace = _Pace(experiment, watcher or Silent(), blocks, clock)
     flush = _Flush(lambda done: folder.write_results(summarise(experiment, done, place)))
     interrupted = False
     try:
@@ -75,13 +81,18 @@ class _Pace:
     """How long blocks take, and so how much is left."""
 
     def __init__(
-        self, experiment: Experiment, watcher: Watcher, blocks: Sequence[BlockRecord]
+        self,
+        experiment: Experiment,
+        watcher: Watcher,
+        blocks: Sequence[BlockRecord],
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._experiment = experiment
         self._watcher = watcher
         self._blocks = blocks  # grows meanwhile
         self._num_before = len(blocks)
-        self._started = self._block_started = time.monotonic()
+        self._started = self._block_started = clock()
 
     def turn(self, label: str, within: float) -> None:
         """A turn begins after `within` of the block's turns."""
@@ -95,11 +106,11 @@ class _Pace:
 
     def block_ended(self) -> None:
         """One more."""
-        self._block_started = time.monotonic()
+        self._block_started = self._clock()
 
     def restart(self) -> None:
         """What was before is no measure."""
-        self._started = self._block_started = time.monotonic()
+        self._started = self._block_started = self._clock()
 
 
 class _Flush:

@@ -139,7 +139,10 @@ def _texts(source: Source) -> Imported:
 
 
 def ngram_outcomes(tokens: NDArray[np.int64], prompt_tokens: int) -> ArmOutcomes:
-    """What the engine's n-gram drafter, in chains, would have had accepted at every position."""
+    """What the engine's n-gram drafter, in chains, would have had accepted at every position.
+
+    `tokens` `[n]` are a text, its first `prompt_tokens` the prompt; outcomes are those of the rest.
+    """
     from sdcontrol.engine.drafters.ngram import MAX_DRAFT_TOKENS, matched_lengths
     from sdcontrol.engine.drafters.ngram_index import NgramIndex
 

@@ -35,7 +35,10 @@ class Feed:
         return request_id
 
     def step_for(self, consumer: "Consumer") -> None:
-        """One step, unless another thread's brought this consumer events meanwhile."""
+        """One step, unless another thread's brought this consumer events meanwhile.
+
+        Raises `SdcontrolError` where its requests are gone and their events with them.
+        """
         with self._lock:
             if consumer.events:
                 return

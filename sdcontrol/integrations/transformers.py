@@ -206,7 +206,11 @@ class SpeculativeDecoder:
     def generate(
         self, model: PreTrainedModel, call: GenerateCall, extras: Extras
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Decode one call of `generate` to its end."""
+        """Decode one call of `generate` to its end: token ids `[rows, width]`, or `generate`'s own record.
+
+        Raises `ConfigError` for another model than the decoder's, `UnsupportedGeneration` for what
+        cannot be honoured.
+        """
         if unwrap(model) is not self.engine.model:
             raise ConfigError("this decoder wraps another model; make one for this model")
         call.check()

@@ -262,10 +262,12 @@ def block_plots(results: Results, series: Mapping[str, Mapping[int, Sequence[Poi
 
 
 def _interval(interval: Interval) -> dict[str, JsonValue]:
+    """The page rounds these once more, to print them: from few digits it would round otherwise
+    than the verdict and the tables do."""
     return {
-        "value": _round(interval.value),
-        "low": _round(interval.low),
-        "high": _round(interval.high),
+        "value": _round(interval.value, 8),
+        "low": _round(interval.low, 8),
+        "high": _round(interval.high, 8),
     }
 
 
@@ -276,6 +278,6 @@ def _series(arm: int, stretches: Iterable[Iterable[Point]]) -> Plot:
     }
 
 
-def _round(value: float | None) -> float | None:
+def _round(value: float | None, digits: int = 4) -> float | None:
     """Four digits are more than a pixel; JSON has no NaN."""
-    return float(f"{value:.4g}") if value is not None and isfinite(value) else None
+    return float(f"{value:.{digits}g}") if value is not None and isfinite(value) else None

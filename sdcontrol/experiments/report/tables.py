@@ -133,7 +133,7 @@ def metrics_table(results: Results) -> Table:
 def _metric_row(results: Results, arms: Sequence[ArmResult], name: str, index: int) -> Row:
     summaries = [arm.metrics.get(name) for arm in arms]
     present = [summary for summary in summaries if summary]
-    scale = scale_of((s.value for s in present), present[0].unit)
+    scale = _scale_of_family(arms, name, present[0].unit)
     wish = {True: "higher is better", False: "lower is better", None: ""}
     head = Cell(
         label_of(name),
@@ -145,6 +145,20 @@ def _metric_row(results: Results, arms: Sequence[ArmResult], name: str, index: i
         for arm, summary in zip(arms, summaries, strict=True)
     ]
     return Row([head, *cells], f"metric-{index}")
+
+
+def _scale_of_family(arms: Sequence[ArmResult], name: str, unit: str) -> Scale:
+    """One unit for all percentiles of a metric: they are read beneath one another."""
+    family = name.rpartition("_p")[0] if name.rpartition("_p")[2].isdigit() else name
+    return scale_of(
+        (
+            summary.value
+            for arm in arms
+            for other, summary in arm.metrics.items()
+            if other == name or other.startswith(f"{family}_p")
+        ),
+        unit,
+    )
 
 
 def _metric_cell(

@@ -103,11 +103,14 @@ function bandLines(plot, row, [place, shares]) {
   ];
 }
 
-function barPanel(svg, plot, row, { left, top, width, height }) {
-  const frame = { left: left + 44, right: left + width, top: top + 34, bottom: top + height - 26 };
+function tallest(row) {
   const totals = new Map();
   for (const [length, , share] of row.bars) totals.set(length, (totals.get(length) ?? 0) + share);
-  const most = Math.max(...totals.values());
+  return Math.max(...totals.values());
+}
+
+function barPanel(svg, plot, row, { left, top, width, height, most }) {
+  const frame = { left: left + 44, right: left + width, top: top + 34, bottom: top + height - 26 };
   const y = linearScale([0, most * 1.12], [frame.bottom, frame.top]);
   const slot = (frame.right - frame.left) / (plot.longest + 1);
   draw(svg, "text", { class: "row-name", x: left, y: top + 18 }, fitting(row.arm, width));

@@ -121,11 +121,12 @@ const PLOTS = {
     const width = Math.max(260, host.clientWidth);
     const cell = { width: (width - 24 * (columns - 1)) / columns, height: 190 };
     const svg = canvas(host, width, Math.ceil(rows.length / columns) * cell.height + 26);
+    const most = Math.max(...rows.map(tallest)); // one scale, so that panels can be compared
     const stops = [];
     rows.forEach((row, place) => {
       const left = (place % columns) * (cell.width + 24);
       const top = Math.floor(place / columns) * cell.height;
-      stops.push(...barPanel(svg, plot, row, { left, top, ...cell }));
+      stops.push(...barPanel(svg, plot, row, { left, top, most, ...cell }));
     });
     draw(svg, "text", { class: "axis", x: width, y: Math.ceil(rows.length / columns) * cell.height + 18, "text-anchor": "end" }, "Draft tokens per request and step");
     return { svg, pick: "xy", stops };

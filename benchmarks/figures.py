@@ -1,0 +1,313 @@
+"""The figures that documents show, written from the results: `python -m benchmarks.figures`.
+
+A document marks a place with `<!-- figures: NAME -->` and `<!-- end of figures -->`; what stands
+between is made here, from `benchmarks/results/*.json` alone. A test says when it is due. Knows how
+results look; measures nothing.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from math import floor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+PLACE = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
+
+MEASURES = {"mean_tpot_ms": "time per output token", "tokens_per_second": "tokens/s"}
+
+Row = dict[str, Any]
+
+
+def results(name: str) -> Row:
+    """One file of results."""
+    found: Row = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """In Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def made(found: Row) -> str:
+    """By which command, when and where."""
+    processor = found.get("processor") or found["machine"]
+    threads = f", threads: {found['threads']}" if "threads" in found else ""
+    return f"`{found['command']}`, {str(found['date'])[:10]}, {processor}{threads}."
+
+
+def engine() -> str:
+    """Ratios to transformers."""
+    found = results("engine-float32")
+    rows = [
+        (
+            row["case"].replace("_", " "),
+            f"`{row['ours']}`",
+            f"`{row['theirs']}`",
+            f"{row['speed']:.2f}x",
+            f"{row['low']:.2f} to {row['high']:.2f}",
+            f"{row['target']}x, {met(row['speed'] >= row['target'], row['low'] >= row['target'])}",
+        )
+        for row in found["results"]
+    ]
+    heads = ("case", "ours", "theirs", "speed", "interval", "target")
+    return f"{table(heads, rows)}\n\n{made(found)}"
+
+
+def met(by_median: bool, by_interval: bool) -> str:
+    """How far a target is met."""
+    if by_interval:
+        return "met"
+    return "met in the median only" if by_median else "missed"
+
+
+def ngram() -> str:
+    """Microseconds of the n-gram drafter."""
+    found = results("ngram")
+    rows = [
+        (f"{int(tokens):,}", f"{one['hint + propose']:.2f}", f"{one['commit']:.1f}")
+        for tokens, one in found["cost"]["default"].items()
+    ]
+    heads = ("tokens of context", "hint and proposal, µs (target 5)", "indexing new tokens, µs")
+    return f"{table(heads, rows)}\n\n{made({'command': 'python -m benchmarks.ngram', **found})}"
+
+
+def divergence() -> str:
+    """First differences by arm."""
+    found = results("divergence-bfloat16")
+    rows = []
+    for row in found["results"]:
+        rate = 1000 * row["first_differences_per_token"]
+        low, high = (1000 * end for end in row["interval_95"])
+        rows.append((row["arm"], f"{rate:.1f} ({low:.1f} to {high:.1f})"))
+    return f"{table(('arm', 'per 1,000 tokens'), rows)}\n\n{made(found)}"
+
+
+def policies() -> str:
+    """What planning and observing take, and how good plans are."""
+    found = results("policies")
+    plans = [row for row in found["results"] if row.get("time") == "plan"]
+    rows = []
+    for row in (row for row in found["results"] if row.get("time") == "plan and observe"):
+        alone = [plan["median_us"] for plan in plans if plan["batch"] == row["batch"]]
+        both = (row["plan_median_us"], row["observe_median_us"])
+        share = f"{min(alone):.0f} to {max(alone):.0f}"
+        rows.append((row["batch"], share, *(f"{us:.0f}" for us in both)))
+    heads = ("batch", "policy's plan, µs", "controller's plan, µs", "observe, µs")
+    beside = [
+        (row["beside"], row["instances"], f"{row['least']:.4f}", at_least(row["mean"]))
+        for row in found["results"]
+        if "beside" in row
+    ]
+    better = ("plans of goodput beside", "instances", "least ratio", "mean ratio")
+    return f"{table(heads, rows)}\n\n{table(better, beside)}\n\n{made(found)}"
+
+
+def at_least(value: float) -> str:
+    """Rounded down: what is below 1 is not shown as 1."""
+    return f"{floor(value * 1e5) / 1e5:.5f}"
+
+
+def simulated_regret() -> str:
+    """By machine."""
+    found = results("simulated_regret")
+    machines = list(dict.fromkeys(row["machine"] for row in found["results"]))
+    rows = []
+    for machine in [*machines, ""]:
+        mine = [row for row in found["results"] if row["machine"] == machine or not machine]
+        fixed = [row["goodput_over_best_fixed"] for row in mine]
+        off = [row["goodput_over_off"] for row in mine]
+        figures = (f"{value:.3f}" for value in (min(fixed), median(fixed), min(off)))
+        rows.append((machine or "all", len(mine), *figures))
+    heads = ("machine", "cells", "over the best fixed, least", "median", "over off, least")
+    return f"{table(heads, rows)}\n\n{made(found)}"
+
+
+def regret() -> str:
+    """Live cells and workloads, once there are any."""
+    if not (RESULTS / "regret.json").exists():
+        return "Not measured as a whole yet."
+    from benchmarks.regret.table import markdown  # loads torch
+
+    found = results("regret")
+    return f"{markdown(found['results'])}\n\n{made(found)}"
+
+
+def learned() -> str:
+    """How well the learned policy predicts, and what it gains in simulations."""
+    found = results("learned")
+    rows = []
+    for row in (row for row in found["results"] if row["what"] == "prediction"):
+        loss, error = row["log_loss"], row["mean_log_step_error"]
+        rows.append(
+            (
+                row["trained_on"],
+                row["judged_on"],
+                row["online_cost_starts_from"],
+                f"{loss['learned']:.3f} / {loss['online']:.3f}",
+                f"{error['learned']:.3f} / {error['online']:.3f}",
+            )
+        )
+    heads = ("trained on", "judged on", "online cost from", "log loss", "mean log error of a step")
+    cells = [row for row in found["results"] if "learned_over_goodput" in row]
+    machines = []
+    for machine in dict.fromkeys(row["machine"] for row in cells):
+        mine = [row["learned_over_goodput"] for row in cells if row["machine"] == machine]
+        machines.append((machine, len(mine), f"{min(mine):.3f}", f"{median(mine):.3f}"))
+    gains = ("machine, simulated", "cells", "over goodput, least", "median")
+    return f"{table(heads, rows)}\n\n{table(gains, machines)}\n\n{made(found)}"
+
+
+def replay() -> str:
+    """Speed, memory and scaling of the simulation."""
+    found = results("replay")
+    by_name = {row["what"]: row for row in found["results"]}
+    speed, memory, scaling = by_name["speed"], by_name["memory"], by_name["scaling"]
+    rows = [
+        ("output tokens a minute", f"{speed['million_tokens_per_minute']} million", "5 million"),
+        (f"memory for {memory['requests']:,} requests", f"{memory['peak_mib']:.0f} MiB", "1 GB"),
+        ("two processes over one, median", f"{scaling['median']:.2f}x", "1.8x"),
+    ]
+    return f"{table(('what', 'figure', 'target'), rows)}\n\n{made(found)}"
+
+
+def fidelity() -> str:
+    """How near replays are to live runs."""
+    found = results("fidelity")
+    row = next(row for row in found["results"] if "configurations" in row)
+    wrong = row["ranked_wrongly"]
+    pairs = row["pairs_more_than_5_percent_apart"]
+    rows = [
+        (f"median error of {row['configurations']}", f"{row['median_error']:.1%}", "5 %"),
+        ("worst error", f"{row['worst_error']:.1%}", "15 %"),
+        ("pairs apart by more than 5 %, ranked right", f"{pairs - len(wrong)} of {pairs}", "all"),
+    ]
+    named = f"\n\nRanked wrongly: {'; '.join(wrong)}." if wrong else ""
+    return f"{table(('what', 'figure', 'target'), rows)}{named}\n\n{made(found)}"
+
+
+def public_traces() -> str:
+    """Over the best fixed setting and the best rival."""
+    found = results("public_traces")
+    cells = {(row["workload"], row["load"]): row for row in found["results"] if "workload" in row}
+    loads = ("low", "middle", "high")
+    rows = [
+        [name, *(_against(cells[name, load]) for load in loads)]
+        for name in dict.fromkeys(name for name, _ in cells)
+    ]
+    measures = [next(r["compared"] for (_, at), r in cells.items() if at == load) for load in loads]
+    heads = [f"{load}, {MEASURES[at]}" for load, at in zip(loads, measures, strict=True)]
+    return f"{table(['workload', *heads], rows)}\n\n{made(found)}"
+
+
+def _against(cell: Row) -> str:
+    by = ("to_best_fixed", "to_best_rival")
+    return " / ".join(f"{cell[key][cell['compared']]['ratio']:.3f}" for key in by)
+
+
+def ab() -> str:
+    """How often comparisons claim a difference."""
+    found = results("ab")
+    rows = []
+    for row in found["results"]:
+        if "runs" in row:
+            rows.append((row["part"], f"{row['claims']} of {row['runs']:,} claim a difference"))
+        elif "ratio" in row:
+            value, low, high = row["ratio"]
+            blocks = f"{row['blocks_run']} blocks ({row['blocks_needed']} needed)"
+            rows.append((row["part"], f"{value:.3f} [{low:.3f}, {high:.3f}], {blocks}"))
+            rows[-1] = (rows[-1][0], f'{rows[-1][1]}: "{row["verdict"]}"')
+        elif "kills" in row:
+            lost = row["finished_blocks_lost_or_changed"]
+            rows.append((row["part"], f"{row['kills']} kills, {lost} finished blocks lost"))
+    return f"{table(('part', 'outcome'), rows)}\n\n{made(found)}"
+
+
+def summary() -> str:
+    """The README's table."""
+    ours = {row["case"]: f"{row['speed']:.2f}x" for row in results("engine-float32")["results"]}
+    plans = next(row for row in results("policies")["results"] if "beside" in row)
+    regret = [r["goodput_over_best_fixed"] for r in results("simulated_regret")["results"]]
+    public = [row for row in results("public_traces")["results"] if "workload" in row]
+    over = [row["to_best_fixed"][row["compared"]]["ratio"] for row in public]
+    by_name = {row["what"]: row for row in results("replay")["results"]}
+    speed, memory = by_name["speed"]["million_tokens_per_minute"], by_name["memory"]
+    rows = [
+        (
+            "text equal to the model's own",
+            "26,422 tokens, 8 architectures, no difference",
+            "`tests/test_engine_exact.py`",
+        ),
+        (
+            "engine against `generate` on a CPU",
+            f"plain {ours['plain_batch_1']} (batch 1), {ours['plain_batch_16']} (batch 16); n-gram "
+            f"{ours['ngram_against_prompt_lookup']} prompt look-up; draft model "
+            f"{ours['draft_model_against_assisted']} assisted",
+            "`benchmarks.engine`",
+        ),
+        (
+            f"plans against brute force, {plans['instances']:,} instances",
+            f"least {plans['least']:.3f}, mean {at_least(plans['mean'])}",
+            "`benchmarks.policies`",
+        ),
+        (
+            f"adaptive over the best fixed setting, {len(regret)} simulated cells, learning included",
+            f"least {min(regret):.3f}, median {median(regret):.2f}",
+            "`benchmarks.simulated_regret`",
+        ),
+        (
+            f"the same on public arrivals and texts, {len(over)} simulated cells",
+            f"least {min(over):.2f}",
+            "`benchmarks.public_traces`",
+        ),
+        (
+            "replay",
+            f"{speed} million simulated tokens a minute and core; {memory['requests']:,} requests in "
+            f"{memory['peak_mib']:.0f} MiB",
+            "`benchmarks.replay`",
+        ),
+    ]
+    return table(("what", "figure", "where"), rows)
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    one.__name__: one
+    for one in (
+        engine,
+        ngram,
+        divergence,
+        policies,
+        simulated_regret,
+        regret,
+        learned,
+        replay,
+        fidelity,
+        public_traces,
+        ab,
+        summary,
+    )
+}
+
+
+def filled(text: str) -> str:
+    """A document with every marked place made anew."""
+    return PLACE.sub(lambda at: f"{at[1]}{FIGURES[at[2]]()}\n{at[4]}", text)
+
+
+def main() -> int:
+    """Write all of them."""
+    argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__).parse_args()
+    for document in DOCUMENTS:
+        document.write_text(filled(document.read_text("utf-8")), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
