@@ -73,32 +73,67 @@ def _traces(options: argparse.Namespace) -> "list[Trace]":
 
 
 def _lines(report: "TrainingReport") -> Iterator[str]:
-    scores = report.scores
     yield (
         f"learnt from {report.num_runs} traces: {report.num_steps} steps of {report.num_requests} "
         "requests"
     )
+    yield from _acceptance(report)
+    yield from _step_time(report)
+    yield f"where it must not be used, and goodput's own estimates stand: {_outside(report)}"
     yield (
-        f"acceptance, {scores.num_folds} folds by request, {scores.outcomes} verified draft tokens: "
+        "nor with other models or settings of the engine: it would notice by step times alone, so "
+        "train anew"
+    )
+
+
+def _acceptance(report: "TrainingReport") -> Iterator[str]:
+    scores = report.scores
+    yield (
+        f"acceptance, {report.num_folds} folds by request, {scores.outcomes} verified draft tokens: "
         f"log loss {scores.learned_log_loss:.4f}, of the online estimator alone "
         f"{scores.online_log_loss:.4f}"
     )
-    yield (
-        f"step time, {scores.steps} held-out steps: median error {scores.learned_step_error:.1%}, of "
-        f"the cost corrected online {scores.online_step_error:.1%}"
-    )
+    for arm, weights in report.weights.items():
+        yield f"  {arm} is accepted {_strongest(weights)}"
+    online = [arm for arm in report.arms if arm not in report.weights]
+    if online:
+        yield f"  {', '.join(online)}: nothing beyond the online estimate, which stands"
     if not report.is_better:
         yield "beware: it foresees acceptance no better than the online estimator; prefer goodput"
-    for arm, weights in report.weights.items():
-        yield f"{arm}: {_strongest(weights)}"
-    yield f"where it must not be used, and goodput's own estimates stand: {_outside(report)}"
+
+
+def _step_time(report: "TrainingReport") -> Iterator[str]:
+    scores, prices = report.scores, report.prices
+    yield (
+        f"step time, {report.num_folds} folds by stretches, {scores.steps} held-out steps: median "
+        f"error {scores.learned_step_error:.1%}, of the cost corrected online "
+        f"{scores.online_step_error:.1%}; mean log error {scores.learned_step_log_error:.3f}, "
+        f"{scores.online_step_log_error:.3f}"
+    )
+    yield (
+        f"  a forward takes {1e3 * prices.forward:.3g} ms, each further token "
+        f"{1e3 * prices.per_further_token:.2g} ms, request {1e3 * prices.per_request:.2g} ms, 1000 KV "
+        f"tokens {1e3 * prices.per_1000_kv_tokens:.2g} ms"
+    )
+    if prices.rounds:
+        rounds = [f"{family} {1e3 * s:.3g} ms" for family, s in sorted(prices.rounds.items())]
+        yield f"  a drafting round for one request: {', '.join(rounds)}"
+    if prices.is_used:
+        yield "  these follow the machine's speed, and count as much as the cost corrected online"
+    else:
+        yield "  they foresaw held-out steps badly, so the cost corrected online stands alone"
+    if not report.prices_better:
+        yield "beware: it prices steps no better than the cost corrected online"
 
 
 def _strongest(weights: Mapping[str, float]) -> str:
-    """The features that move the log odds of acceptance most."""
+    """The features that move the log odds of acceptance most, in words."""
     known = [item for item in weights.items() if item[0] != "constant"]
     found = sorted(known, key=lambda item: -abs(item[1]))[:_MOST_WEIGHTS]
-    return ", ".join(f"{name} {weight:+.2f}" for name, weight in found)
+    more = [f"{name} ({weight:+.2f})" for name, weight in found if weight > 0.0]
+    less = [f"{name} ({weight:+.2f})" for name, weight in found if weight < 0.0]
+    words = [("more", more), ("less", less)]
+    return ", ".join(f"{word} with {' and '.join(names)}" for word, names in words if names)
 
 
 def _outside(report: "TrainingReport") -> str:
@@ -106,4 +141,10 @@ def _outside(report: "TrainingReport") -> str:
         f"{name} above {high:.0f}" + (f" or below {low:.0f}" if low >= 1.0 else "")
         for name, (low, high) in report.limits.items()
     ]
-    return ", ".join([*limits, f"drafters other than {', '.join(report.arms) or 'none'}"])
+    return ", ".join(
+        [
+            *limits,
+            f"drafters other than {', '.join(report.arms) or 'none'}",
+            "requests with a temperature, match or confidence beyond those seen",
+        ]
+    )

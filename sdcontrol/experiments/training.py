@@ -1,21 +1,31 @@
-"""Learn a policy from recorded runs, and judge what was learnt on requests that it never saw.
+"""Learn a policy from recorded runs, and judge what was learnt on what it never saw.
 
-Acceptance is cross-validated by request: a model is fitted to the rows of some requests and scored
-on those of the others, against the online estimator, which learns along. Step time belongs to whole
-steps, so it is cross-validated by stretches of a run. Knows observations; nothing of files.
+Acceptance is cross-validated by request: weights are fitted to the draft tokens of some requests and
+scored on those of the others. Step time belongs to whole steps, so it is cross-validated by stretches
+of the runs. The online estimators learn along, from the beginning of each run. Knows observations;
+nothing of files.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
 
 import numpy as np
 
-from sdcontrol.core import BatchView, Observation, Plan
+from sdcontrol.core import FloatArray, Observation
 from sdcontrol.errors import ConfigError
-from sdcontrol.policies.learned_model import HeldOut, LearnedModel, fit, report
+from sdcontrol.policies.learned_acceptance import (
+    ArmWeights,
+    Outcome,
+    fit_arms,
+    log_loss,
+    outcomes_of,
+)
+from sdcontrol.policies.learned_cost import fit_cost
+from sdcontrol.policies.learned_model import LearnedModel, fit
+from sdcontrol.policies.learned_scores import HeldOut, step_errors, summary
+from sdcontrol.policies.learned_trust import stretches, trust_of
 
-__all__ = ["FEATURES", "SITUATION", "Scores", "TrainingReport", "learn"]
+__all__ = ["FEATURES", "SITUATION", "TrainingReport", "learn"]
 
 FEATURES = (
     "constant",
@@ -26,14 +36,14 @@ FEATURES = (
     "uncertainty of the online estimate",
     "context",
     "tokens generated",
-    "temperature",
     "batch size",
     "KV tokens of the batch",
     "prompt tokens in the step",
+    "temperature",
     "match length",
     "drafter's confidence",
 )
-"""What the weights of `LearnedModel` are for, in the order of `learned_features.features`."""
+"""What the weights of `ArmWeights` are for, in the order of `learned_features.features`."""
 
 SITUATION = ("batch size", "longest context", "KV tokens of the batch", "prompt tokens in the step")
 """What `LearnedModel.low` and `high` bound."""
@@ -44,16 +54,15 @@ Run = Sequence[Observation]
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """On what was held out: means over folds. Errors are medians of |predicted / measured - 1|."""
+class StepPrices:
+    """What a step was learnt to take, seconds at the training runs' usual speed."""
 
-    num_folds: int
-    outcomes: int  # verified draft tokens of held-out requests
-    learned_log_loss: float
-    online_log_loss: float
-    steps: int
-    learned_step_error: float
-    online_step_error: float
+    forward: float  # of one token of one request, at the shortest context
+    per_further_token: float  # on average up to the most tokens of the training runs
+    per_request: float
+    per_1000_kv_tokens: float
+    rounds: Mapping[str, float]  # by family, of one request
+    is_used: bool  # beside the cost corrected online, in equal parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +72,10 @@ class TrainingReport:
     num_runs: int
     num_steps: int
     num_requests: int
-    scores: Scores
+    num_folds: int
+    scores: HeldOut
     weights: Mapping[str, Mapping[str, float]]  # by arm, then by feature
+    prices: StepPrices
     arms: tuple[str, ...]  # seen drafting; with others the online estimate stands
     limits: Mapping[str, tuple[float, float]]  # lowest, highest; beyond, the online estimate stands
 
@@ -73,9 +84,18 @@ class TrainingReport:
         """Whether held-out acceptance was foreseen better than online."""
         return self.scores.learned_log_loss < self.scores.online_log_loss
 
+    @property
+    def prices_better(self) -> bool:
+        """Whether held-out steps were priced better than online, by the mean log error."""
+        return self.scores.learned_step_log_error < self.scores.online_step_log_error
+
     def to_json(self) -> dict[str, object]:
         """Plain numbers."""
-        return {"is_better_than_online": self.is_better, **asdict(self)}
+        return {
+            "is_better_than_online": self.is_better,
+            "prices_better_than_online": self.prices_better,
+            **asdict(self),
+        }
 
 
 def learn(runs: Sequence[Run], max_draft_tokens: int = 8) -> tuple[LearnedModel, TrainingReport]:
@@ -91,11 +111,13 @@ def learn(runs: Sequence[Run], max_draft_tokens: int = 8) -> tuple[LearnedModel,
         num_runs=len(runs),
         num_steps=sum(len(run) for run in runs),
         num_requests=sum(len(_requests(run)) for run in runs),
-        scores=_cross_validated(runs, names, max_draft_tokens),
+        num_folds=_FOLDS,
+        scores=summary(_losses(runs, names, max_draft_tokens), _errors(model, runs)),
         weights={
-            arm: dict(zip(FEATURES, map(float, weights), strict=True))
-            for arm, weights in sorted(model.weights.items())
+            arm: dict(zip(FEATURES, map(float, learned.weights), strict=True))
+            for arm, learned in sorted(model.acceptance.items())
         },
+        prices=_prices(model),
         arms=tuple(sorted(model.arms)),
         limits={
             name: (max(float(low), 0.0), float(high))
@@ -104,92 +126,56 @@ def learn(runs: Sequence[Run], max_draft_tokens: int = 8) -> tuple[LearnedModel,
     )
 
 
-def _cross_validated(runs: Sequence[Run], names: Sequence[str], max_draft_tokens: int) -> Scores:
-    num_folds = min(_FOLDS, len(names))
-    order = np.random.default_rng(0).permutation(len(names))
-    acceptance, steps = [], []
-    for fold in range(num_folds):
-        held = {names[place] for place in order[fold::num_folds]}
-        unseen = [_only(run, held) for run in runs]
-        if _have_outcomes(unseen):
-            model = fit([_only(run, set(names) - held) for run in runs], max_draft_tokens)
-            acceptance.append(report(model, unseen, max_draft_tokens))
-        others, stretches = _split(runs, fold, num_folds)
-        if _have_outcomes(stretches):
-            steps.append(report(fit(others, max_draft_tokens), stretches, max_draft_tokens))
-    if not acceptance or not steps:
+def _losses(runs: Sequence[Run], names: Sequence[str], max_draft_tokens: int) -> FloatArray:
+    """Of every draft token, `[tokens, 2]`: learned from other requests, and online."""
+    seen = [pair for run in runs for pair in outcomes_of(run, max_draft_tokens)]
+    if not seen:
         raise ConfigError("no verified chains of draft tokens; train on traces that drafted")
-    return _mean(acceptance, steps)
+    order = np.random.default_rng(0).permutation(len(names))
+    fold_of = {names[place]: number % _FOLDS for number, place in enumerate(order)}
+    found = []
+    for fold in range(_FOLDS):
+        weights = fit_arms(pair for pair in seen if fold_of[pair[1].request] != fold)
+        held = [pair for pair in seen if fold_of[pair[1].request] == fold]
+        found += [_pair_of_losses(outcome, weights.get(arm)) for arm, outcome in held]
+    return np.array(found)
 
 
-def _have_outcomes(runs: Sequence[Run]) -> bool:
-    """Whether there are verified chains to score acceptance by."""
-    return any(seen.accepted_nodes is None and any(seen.proposed) for run in runs for seen in run)
+def _pair_of_losses(outcome: Outcome, learned: ArmWeights | None) -> tuple[float, float]:
+    online = np.array(outcome.online)
+    hazard = online if learned is None else learned.hazards(outcome.features, online)
+    first, second = log_loss(
+        np.array([hazard, online]), np.array([outcome.is_accepted] * 2)
+    ).tolist()
+    return first, second
 
 
-def _mean(acceptance: Sequence[HeldOut], steps: Sequence[HeldOut]) -> Scores:
-    outcomes = [found.outcomes for found in acceptance]
-    return Scores(
-        num_folds=len(acceptance),
-        outcomes=sum(outcomes),
-        learned_log_loss=float(
-            np.average([found.learned_log_loss for found in acceptance], weights=outcomes)
-        ),
-        online_log_loss=float(
-            np.average([found.online_log_loss for found in acceptance], weights=outcomes)
-        ),
-        steps=sum(found.steps for found in steps),
-        learned_step_error=fmean(found.learned_step_error for found in steps),
-        online_step_error=fmean(found.online_step_error for found in steps),
+def _errors(model: LearnedModel, runs: Sequence[Run]) -> FloatArray:
+    """Of every step, `[steps, 2]`: by a cost that was fitted to other stretches, and online."""
+    found = []
+    for rest, held in stretches(runs, _FOLDS):
+        prices, error = trust_of(rest)
+        fitted = replace(model, cost=fit_cost(rest), prices=prices, cost_error=error)
+        found += [
+            step_errors(fitted, run)[span.start : span.stop]
+            for run, span in zip(runs, held, strict=True)
+        ]
+    return np.concatenate(found)
+
+
+def _prices(model: LearnedModel) -> StepPrices:
+    """The coefficients as prices that can be read."""
+    cost, most_tokens = model.cost, float(max(model.cost.knots[-1], 2.0))
+    one, most = (float(cost.verify_seconds(tokens, 0.0, 1)) for tokens in (1.0, most_tokens))
+    return StepPrices(
+        forward=one,
+        per_further_token=(most - one) / (most_tokens - 1.0),
+        per_request=float(cost.verify[2]),
+        per_1000_kv_tokens=1000.0 * float(cost.verify[1]),
+        rounds={family: float(price[0] + price[1]) for family, price in cost.rounds.items()},
+        is_used=model.prices,
     )
 
 
 def _requests(run: Run) -> set[str]:
     return {request.id for observation in run for request in observation.view.requests}
-
-
-def _split(runs: Sequence[Run], fold: int, num_folds: int) -> tuple[list[Run], list[Run]]:
-    """Of every run its stretch number `fold`, and the rest; the rest comes first."""
-    others: list[Run] = []
-    stretches: list[Run] = []
-    for run in runs:
-        bounds = np.linspace(0, len(run), num_folds + 1).astype(int)
-        begin, end = int(bounds[fold]), int(bounds[fold + 1])
-        others += [[*run[:begin], *run[end:]]]
-        stretches += [run[begin:end]]
-    return others, stretches
-
-
-def _only(run: Run, names: Iterable[str]) -> list[Observation]:
-    """The run with only the rows of these requests. Times are still those of the whole steps."""
-    kept = set(names)
-    found = []
-    for observation in run:
-        rows = [row for row, r in enumerate(observation.view.requests) if r.id in kept]
-        if rows:
-            found.append(_with_rows(observation, rows))
-    return found
-
-
-def _with_rows(observation: Observation, rows: Sequence[int]) -> Observation:
-    view, nodes = observation.view, observation.accepted_nodes
-    confidence = observation.confidence
-    return replace(
-        observation,
-        view=BatchView(
-            view.step,
-            tuple([view.requests[row] for row in rows]),
-            view.free_kv_tokens,
-            view.prefill_tokens,
-        ),
-        plan=Plan(tuple([observation.plan.choices[r] for r in rows]), observation.plan.reason),
-        drafted=tuple([observation.drafted[row] for row in rows]),
-        proposed=tuple([observation.proposed[row] for row in rows]),
-        accepted=tuple([observation.accepted[row] for row in rows]),
-        emitted=tuple([observation.emitted[row] for row in rows]),
-        accepted_nodes=None if nodes is None else tuple([nodes[row] for row in rows]),
-        confidence=None if confidence is None else tuple([confidence[row] for row in rows]),
-        shadow={
-            arm: tuple([seen[row] for row in rows]) for arm, seen in observation.shadow.items()
-        },
-    )

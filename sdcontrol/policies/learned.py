@@ -1,13 +1,16 @@
 """`goodput` with acceptance and step time learnt offline, where the step is like those learnt from.
 
-Knows neither training nor files: a `LearnedModel` comes in. Out of its distribution the online
-belief stands, so that it is never worse informed than `goodput`.
+Knows neither training nor files: a `LearnedModel` comes in. What it learnt stands on top of the online
+belief, and out of its distribution the online belief stands alone, so that it is not worse informed
+than `goodput`: arms, batches, contexts and prompts beyond the trained ones, and machines whose steps
+follow another shape, are out; within a step, requests unlike any trained on.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from sdcontrol.core import BatchView, Belief, Confidence, Observation, Plan
+from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.learned_model import LearnedModel, load
@@ -36,22 +39,42 @@ class Learned(Policy):
 
     def __init__(self, model: LearnedModel) -> None:
         self.model = model
+        self.speeds = model.speeds()
         self._goodput = Goodput()
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The best plan; its reason says which belief it rests on."""
         if not self.model.knows(view):
-            plan = self._goodput.plan(view, belief)
-            return Plan(plan.choices, f"unlike the training data: {plan.reason}")
-        learned = Belief(self.model.survival(view, belief), self.model.cost)
-        plan = self._goodput.plan(view, learned)
-        return Plan(plan.choices, f"learned: {plan.reason}")
+            return _said("unlike the training data", self._goodput.plan(view, belief))
+        cost = self._priced(belief.cost)
+        words = "learned, but not the times" if cost is belief.cost else "learned"
+        survival = self.model.survival(view, belief.survival)
+        return _said(words, self._goodput.plan(view, Belief(survival, cost)))
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """As `goodput`, with the learned step time where the step is like those seen."""
-        cost = self.model.cost if self.model.knows(view) else belief.cost
-        return self._goodput.refine(view, plan, confidence, Belief(belief.survival, cost))
+        priced = Belief(belief.survival, self.cost(view, belief.cost))
+        return self._goodput.refine(view, plan, confidence, priced)
 
     def update(self, observation: Observation) -> None:
-        """Learn what `goodput` learns: what probes may cost."""
+        """Learn what `goodput` learns, what probes may cost, and how fast the machine is now."""
         self._goodput.update(observation)
+        self.speeds.update(observation)
+
+    def survival(
+        self, view: BatchView, online: Mapping[str, FloatArray]
+    ) -> Mapping[str, FloatArray]:
+        """`online` corrected by what was learnt, where the step is like those seen."""
+        return self.model.survival(view, online) if self.model.knows(view) else online
+
+    def cost(self, view: BatchView, online: Cost) -> Cost:
+        """`online` beside what was learnt, where the step is like those seen."""
+        return self._priced(online) if self.model.knows(view) else online
+
+    def _priced(self, online: Cost) -> Cost:
+        is_ours = self.model.prices and not self.speeds.is_strange
+        return self.speeds.with_online(online) if is_ours else online
+
+
+def _said(words: str, plan: Plan) -> Plan:
+    return Plan(plan.choices, f"{words}: {plan.reason}")

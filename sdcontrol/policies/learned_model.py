@@ -1,73 +1,60 @@
-"""Acceptance and step time learnt offline from observations, as a few arrays.
+"""What is learnt offline from observations, as a few arrays in a file.
 
-Knows nothing of plans. Regressors of scikit-learn are fitted by `train` and distilled: acceptance is
-a logistic regression per arm on top of the online estimate, step time a non-negative combination of
-ramps. So inference is a few small matrix products per step. Files are skops; nothing is unpickled,
-and a file that holds any type beyond arrays, numbers and strings is refused.
+Knows nothing of plans. Regressors of scikit-learn are fitted by `fit` and distilled: acceptance to
+a vector per arm (`learned_acceptance`), step time to a few coefficients (`learned_cost`). So nothing
+of scikit-learn runs while decoding: inference is a matrix product per arm and one per price. Files are
+skops; nothing is unpickled, and a file that holds any type beyond arrays, numbers and strings is refused.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sdcontrol.core import BatchView, Belief, FloatArray, Observation
+from sdcontrol.columns import columns_of
+from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.errors import ConfigError
-from sdcontrol.estimators.acceptance import AcceptanceEstimator
-from sdcontrol.estimators.cost import OnlineCost
-from sdcontrol.estimators.price import step_seconds
-from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, fit_cost
-from sdcontrol.policies.learned_features import features, hazards_of
+from sdcontrol.policies.learned_acceptance import ArmWeights, corrected, fit_arms, outcomes_of
+from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, fit_cost, is_timed
+from sdcontrol.policies.learned_features import NUM_FEATURES
+from sdcontrol.policies.learned_speed import Speeds
+from sdcontrol.policies.learned_trust import trust_of
 
-__all__ = ["HeldOut", "LearnedCost", "LearnedModel", "fit", "load", "report", "save", "train"]
+__all__ = ["LearnedModel", "fit", "load", "save", "train"]
 
-_VERSION = 2
+_VERSION = 3
 _TRUSTED: tuple[str, ...] = ()  # types that a file may hold beyond skops's own safe ones
-_LEAST_OUTCOMES = 50  # per arm; with fewer the online estimate stands
+_EMPTY = BatchView(0, (), 0)
 _MARGIN = 0.25  # of the trained range, beyond which a step is unlike anything seen
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedModel:
-    """What `train` found. `low` and `high` bound the steps that it was found in."""
+    """What `fit` found. `low` and `high` bound the steps that it was found in."""
 
     cost: LearnedCost
-    weights: Mapping[str, FloatArray]  # by arm, for `features`
+    prices: bool  # whether `cost` stands beside the online cost
+    cost_error: float  # mean absolute log error of held-out verifications
+    acceptance: Mapping[str, ArmWeights]  # by arm; of others the online estimate stands
     low: FloatArray  # [4], of `_situation`
     high: FloatArray
     arms: frozenset[str] = field(default_factory=frozenset)  # seen drafting
 
     def knows(self, view: BatchView) -> bool:
         """Whether the step is like those it was trained on: arms, batch, context, prefill."""
-        offered = {arm for request in view.requests for arm in request.drafters}
         situation = _situation(view)
         inside = (situation >= self.low).all() and (situation <= self.high).all()
-        return bool(inside) and offered <= self.arms
+        return bool(inside) and self.arms.issuperset(columns_of(view).arms)
 
-    def survival(self, view: BatchView, belief: Belief) -> dict[str, FloatArray]:
-        """`belief.survival` corrected by what was learnt; unchanged for arms without weights."""
-        corrected = dict(belief.survival)
-        for arm, rows in belief.survival.items():
-            if arm in self.weights and rows.size:
-                hazards = hazards_of(rows)
-                scores = features(view, arm, hazards) @ self.weights[arm]
-                learnt = np.cumprod(1.0 / (1.0 + np.exp(-scores)), axis=1)
-                corrected[arm] = np.where(rows > 0.0, learnt, 0.0)
-        return corrected
+    def survival(self, view: BatchView, online: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+        """`online` corrected by what was learnt; unchanged for arms without weights."""
+        return corrected(view, online, self.acceptance)
 
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """How a model predicts runs that it was not fitted to, beside what is learnt online."""
-
-    outcomes: int  # verified draft tokens
-    learned_log_loss: float  # mean per outcome
-    online_log_loss: float
-    steps: int
-    learned_step_error: float  # median of |predicted / measured - 1|
-    online_step_error: float  # the corrected cost's
+    def speeds(self) -> Speeds:
+        """What follows the machine's speed, from the beginning of a run."""
+        return Speeds(self.cost, self.cost_error)
 
 
 def train(observations: Sequence[Observation], max_draft_tokens: int = 8) -> LearnedModel:
@@ -78,12 +65,10 @@ def train(observations: Sequence[Observation], max_draft_tokens: int = 8) -> Lea
 def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = 8) -> LearnedModel:
     """Fit acceptance and step time to runs, the observations of each in order.
 
-    The online estimator is run over each of them afresh, so that each outcome is paired with what
-    was believed before it. Only drafts that verification reached are outcomes. Raises
-    `ConfigError` where there is too little to learn from.
+    Raises `ConfigError` where there is too little to learn from.
     """
     kept = [list(run) for run in runs]
-    timed = [o for run in kept for o in run if _is_timed(o)]
+    timed = [o for run in kept for o in run if is_timed(o)]
     if len(timed) < 2 * KNOTS:
         raise ConfigError(
             f"{len(timed)} observations with requests and a finite time; training needs at least "
@@ -93,46 +78,15 @@ def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = 8) -> Lea
     low, high = situations.min(axis=0), situations.max(axis=0)
     spare = _MARGIN * np.maximum(high - low, np.maximum(high, 1.0) * 0.5)
     drafted = {c.drafter for o in timed for c in o.plan.choices if c.drafter is not None}
+    prices, error = trust_of(kept)
     return LearnedModel(
-        cost=fit_cost(timed),
-        weights=_train_acceptance(kept, max_draft_tokens),
+        cost=fit_cost(kept),
+        prices=prices,
+        cost_error=error,
+        acceptance=fit_arms(pair for run in kept for pair in outcomes_of(run, max_draft_tokens)),
         low=low - spare,
         high=high + spare,
         arms=frozenset(drafted | {arm for o in timed for arm in o.shadow}),
-    )
-
-
-def report(
-    model: LearnedModel, runs: Iterable[Sequence[Observation]], max_draft_tokens: int = 8
-) -> HeldOut:
-    """Score `model` on runs that it was not fitted to; estimators learn along, afresh in each."""
-    losses: list[tuple[float, float]] = []
-    errors: list[tuple[float, float]] = []
-    for run in runs:
-        estimator, online = AcceptanceEstimator(max_draft_tokens), OnlineCost()
-        for o in run:
-            if _is_timed(o):
-                costs = (
-                    step_seconds(o.view, o.plan, model.cost),
-                    step_seconds(o.view, o.plan, online),
-                )
-                learned, corrected = (abs(c / o.timing.total_seconds - 1.0) for c in costs)
-                errors.append((learned, corrected))
-            before = estimator.survival(o.view, max_draft_tokens)
-            after = model.survival(o.view, Belief(before, online))
-            for arm, rows in before.items() if o.accepted_nodes is None else ():
-                pair = hazards_of(after[arm]), hazards_of(rows)
-                for r, j, is_accepted in _outcomes(o, arm, rows.shape[1]):
-                    chances = (h[r, j] if is_accepted else 1.0 - h[r, j] for h in pair)
-                    learned, corrected = (-float(np.log(chance)) for chance in chances)
-                    losses.append((learned, corrected))
-            estimator.update(o)
-            online.update(o)
-    if not losses or not errors:
-        raise ConfigError("no verified drafts with a finite time; report on runs that drafted")
-    loss, error = np.mean(losses, axis=0), np.median(errors, axis=0)
-    return HeldOut(
-        len(losses), float(loss[0]), float(loss[1]), len(errors), float(error[0]), float(error[1])
     )
 
 
@@ -147,7 +101,12 @@ def save(model: LearnedModel, path: Path) -> None:
         "verify": cost.verify,
         "rounds": dict(cost.rounds),
         "overhead": float(cost.overhead),
-        "weights": dict(model.weights),
+        "prices": bool(model.prices),
+        "cost_error": float(model.cost_error),
+        "acceptance": {
+            arm: np.array([learned.weights, learned.low, learned.high])
+            for arm, learned in model.acceptance.items()
+        },
         "low": model.low,
         "high": model.high,
         "arms": sorted(model.arms),
@@ -175,56 +134,40 @@ def load(path: Path) -> LearnedModel:
         raise ConfigError(
             f"{str(path)!r} is no learned model of version {_VERSION}; train it again"
         )
-    cost = LearnedCost(state["knots"], state["verify"], state["rounds"], state["overhead"])
+    try:
+        return _restored(state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{str(path)!r} is damaged ({error!r}); train it again") from error
+
+
+def _restored(state: dict[str, Any]) -> LearnedModel:
+    """Raises `KeyError`, `TypeError` or `ValueError` for parts that are missing or misshapen."""
+    knots, situation, weights = len(state["knots"]), len(_situation(_EMPTY)), NUM_FEATURES
+    acceptance = {arm: _array(rows, (3, weights)) for arm, rows in state["acceptance"].items()}
     return LearnedModel(
-        cost, state["weights"], state["low"], state["high"], frozenset(state["arms"])
+        LearnedCost(
+            _array(state["knots"], (knots,)),
+            _array(state["verify"], (4 + knots,)),
+            {family: _array(price, (4,)) for family, price in state["rounds"].items()},
+            float(state["overhead"]),
+        ),
+        bool(state["prices"]),
+        float(state["cost_error"]),
+        {arm: ArmWeights(*map(np.ascontiguousarray, rows)) for arm, rows in acceptance.items()},
+        _array(state["low"], (situation,)),
+        _array(state["high"], (situation,)),
+        frozenset(state["arms"]),
     )
 
 
+def _array(values: object, shape: tuple[int, ...]) -> FloatArray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape != shape or not np.isfinite(array).all():
+        raise ValueError(f"numbers of shape {array.shape}, not {shape}, or not finite")
+    return array
+
+
 def _situation(view: BatchView) -> FloatArray:
-    contexts = [request.context_tokens for request in view.requests] or [0]
-    return np.array([len(view.requests), max(contexts), sum(contexts), view.prefill_tokens], float)
-
-
-def _is_timed(observation: Observation) -> bool:
-    seconds = observation.timing.total_seconds
-    return bool(observation.view.requests) and bool(np.isfinite(seconds)) and seconds > 0.0
-
-
-def _train_acceptance(
-    runs: Sequence[Sequence[Observation]], max_draft_tokens: int
-) -> dict[str, FloatArray]:
-    from sklearn.linear_model import LogisticRegression
-
-    told: dict[str, list[FloatArray]] = defaultdict(list)
-    outcomes: dict[str, list[float]] = defaultdict(list)
-    for run in runs:
-        estimator = AcceptanceEstimator(max_draft_tokens)
-        for observation in run:
-            survival = estimator.survival(observation.view, max_draft_tokens)
-            for arm, rows in survival.items() if observation.accepted_nodes is None else ():
-                found = _outcomes(observation, arm, rows.shape[1])
-                if found:
-                    table = features(observation.view, arm, hazards_of(rows))
-                    told[arm] += [table[r, j] for r, j, _ in found]
-                    outcomes[arm] += [float(is_accepted) for _, _, is_accepted in found]
-            estimator.update(observation)
-    weights = {}
-    for arm, seen in outcomes.items():
-        if len(seen) >= _LEAST_OUTCOMES and 0.0 < np.mean(seen) < 1.0:
-            model = LogisticRegression(fit_intercept=False, C=10.0, max_iter=500)
-            model.fit(np.array(told[arm]), np.array(seen))
-            weights[arm] = np.asarray(model.coef_[0], dtype=np.float64)
-    return weights
-
-
-def _outcomes(observation: Observation, arm: str, depth: int) -> list[tuple[int, int, bool]]:
-    """Request, position and outcome of every draft token of `arm` that verification reached."""
-    return [
-        (r, j, j < accepted)
-        for r, (choice, proposed, accepted) in enumerate(
-            zip(observation.plan.choices, observation.proposed, observation.accepted, strict=True)
-        )
-        if choice.drafter == arm
-        for j in range(min(proposed, accepted + 1, depth))
-    ]
+    contexts = columns_of(view).context_tokens
+    longest = int(contexts.max()) if len(contexts) else 0
+    return np.array([len(contexts), longest, int(contexts.sum()), view.prefill_tokens], np.float64)

@@ -1,0 +1,152 @@
+"""What `benchmarks.learned` learns from and judges on: live recordings and simulated decodes."""
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.simulated_regret import MACHINES
+from benchmarks.simulated_regret import _workload as made_up_texts
+from sdcontrol.controller import Controller
+from sdcontrol.core import Observation
+from sdcontrol.engine.bundled import KINDS, held_out_prompts, load_bundled, load_bundled_tokenizer
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.loop import Engine
+from sdcontrol.estimators.hardware import measure
+from sdcontrol.estimators.roofline import Forward, RooflineCost
+from sdcontrol.estimators.shapes import from_config
+from sdcontrol.policies import Policy
+from sdcontrol.traces.simulate import Simulation, SimulationSettings
+from sdcontrol.traces.step_times import CostTimes, NoisyTimes, StepTimes
+from sdcontrol.traces.workload import Workload
+
+__all__ = ["SETTINGS", "Decode", "Recordings", "Setting", "decode", "made_up", "made_up_texts"]
+
+NOISE = 0.05
+_PREFILL_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One live run: policy, batch, tokens of each prompt, requests, tokens of each answer."""
+
+    policy: str
+    batch: int
+    prompt_tokens: int
+    num_requests: int
+    new_tokens: int
+
+    @property
+    def name(self) -> str:
+        """Short."""
+        return f"{self.policy}, batch {self.batch}, prompts of {self.prompt_tokens}"
+
+
+SETTINGS = (
+    Setting("goodput", 1, 256, 4, 48),
+    Setting("goodput", 4, 256, 12, 48),
+    Setting("goodput", 16, 256, 32, 40),
+    Setting("goodput", 4, 1024, 8, 48),
+    Setting("static:draft_model:3", 1, 256, 4, 40),
+    Setting("static:draft_model:5", 4, 256, 10, 40),
+    Setting("static:ngram:4", 8, 256, 18, 40),
+    Setting("off", 8, 256, 18, 40),
+)
+
+
+class _Kept(Controller):
+    """A controller that keeps what it observes."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(policy)
+        self.observations: list[Observation] = []
+
+    def observe(self, observation: Observation) -> None:
+        """Learn, and keep."""
+        self.observations.append(observation)
+        super().observe(observation)
+
+
+class Recordings:
+    """Runs of the bundled pair on this machine, of all kinds of texts, half of them sampled."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        names = ("target", "draft")
+        self._target, self._draft = (load_bundled(n, dtype=torch.float32) for n in names)
+        self._tokenizer = load_bundled_tokenizer()
+
+    def record(self, setting: Setting, seed: int) -> list[Observation]:
+        """Decode once, live. No prompt is that of another seed."""
+        planner = _Kept(setting.policy)
+        room = 2 * setting.batch * (setting.prompt_tokens + setting.new_tokens + 64)
+        config = EngineConfig(
+            max_batch_size=setting.batch, max_prefill_tokens=_PREFILL_TOKENS, kv_tokens=room
+        )
+        drafters = ["ngram", "sparse_kv:128", self._draft]
+        engine = Engine(self._target, drafters=drafters, planner=planner, config=config)
+        for number in range(setting.num_requests):
+            engine.submit(
+                self._prompt(setting, number, seed),
+                seed=number,
+                do_sample=number % 2 == 1,
+                max_new_tokens=setting.new_tokens,
+            )
+        while engine.has_work:
+            engine.step()
+            engine.take_events()
+        engine.close()
+        return planner.observations
+
+    def roofline(self) -> RooflineCost:
+        """Of the two models, from their shapes and this machine's measured ceilings."""
+        hardware = measure()
+        target, draft = (
+            Forward(from_config(model.config.to_dict(), role), hardware)
+            for role, model in (("target", self._target), ("draft", self._draft))
+        )
+        return RooflineCost(target, {"draft_model": draft})
+
+    def _prompt(self, setting: Setting, number: int, seed: int) -> list[int]:
+        kind, tokens = KINDS[number % len(KINDS)], setting.prompt_tokens
+        text = held_out_prompts(kind, 1, seed=1000 * seed + number, min_tokens=tokens)[0]
+        return list(self._tokenizer(text)["input_ids"])[:tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """One simulated decode. The rate is that of steps with a full batch and no prompt beside it."""
+
+    observations: tuple[Observation, ...]
+    tokens_per_second: float
+
+
+def decode(
+    workload: Workload,
+    policy: Policy | str,
+    times: StepTimes,
+    settings: SimulationSettings,
+    *,
+    seed: int,
+) -> Decode:
+    """Simulate to the end, with noise of `seed`."""
+    noisy = NoisyTimes(times, relative_noise=NOISE, seed=seed)
+    simulation = Simulation(workload, Controller(policy, clock=None), noisy, settings)
+    seen: list[Observation] = []
+    while simulation.has_work:
+        seen.append(simulation.step())
+    full = [
+        o
+        for o in seen
+        if len(o.view.requests) == settings.max_batch_size and not o.view.prefill_tokens
+    ]
+    seconds = sum(o.timing.total_seconds for o in full)
+    return Decode(tuple(seen), sum(sum(o.emitted) for o in full) / seconds)
+
+
+def made_up(machine: str, batch: int, kind: str, policy: Policy | str, seed: int) -> Decode:
+    """A cell of `benchmarks.simulated_regret`."""
+    settings = SimulationSettings(
+        max_batch_size=batch, max_prefill_tokens=4096, prefix_sharing=False
+    )
+    workload, times = made_up_texts(kind, batch, seed), CostTimes(MACHINES[machine])
+    return decode(workload, policy, times, settings, seed=seed)

@@ -1,0 +1,201 @@
+"""Acceptance learnt offline: per arm a logistic regression on top of the online estimate.
+
+Knows nothing of costs, plans or files. The online estimator is run over each run afresh, so that every
+outcome is paired with what was believed before it. The log odds lie half way between the online estimate's
+and the regression's: with other texts both err, differently. An arm keeps weights only where, on requests
+that they were not fitted to, they beat the online estimate by more than a standard error. Using them is
+one compiled loop per arm; scikit-learn is needed to fit alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdcontrol.compiled import compiled
+from sdcontrol.core import BatchView, FloatArray, Observation
+from sdcontrol.estimators.acceptance import AcceptanceEstimator
+from sdcontrol.policies.learned_features import (
+    ODDS,
+    facts_of,
+    features,
+    fill,
+    hazards_of,
+)
+
+__all__ = ["ArmWeights", "Outcome", "corrected", "fit_arms", "log_loss", "outcomes_of", "reached"]
+
+IntArray = NDArray[np.int64]
+
+_LEAST_OUTCOMES = 50  # per arm; with fewer the online estimate stands
+_LEAST_REQUESTS = 4
+_FOLDS = 5
+_STRENGTHS = (0.03, 0.1, 0.3)  # C of the regression: how far weights may go
+_ODDS_SCALE = 30.0  # the online estimate's own weight is not held back
+_SHARE = 0.5  # of the regression in the log odds; the rest is the online estimate's
+_MARGIN = 0.25  # of a feature's trained range, beyond which a request is unlike any seen
+
+
+@dataclass(frozen=True, slots=True)
+class ArmWeights:
+    """Of one arm: for `features`, and between which bounds they were found."""
+
+    weights: FloatArray  # [features]
+    low: FloatArray
+    high: FloatArray
+
+    def hazards(self, told: FloatArray, online: FloatArray) -> FloatArray:
+        """Of `features` `[..., features]`; what is unlike anything trained on keeps `online` `[...]`."""
+        is_known = ((told >= self.low) & (told <= self.high)).all(axis=-1)
+        return np.where(is_known, _chances(told @ self.weights), online)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One verified draft token, and what was known before it."""
+
+    request: str
+    features: FloatArray
+    online: float  # hazard
+    is_accepted: bool
+
+
+def corrected(
+    view: BatchView, online: Mapping[str, FloatArray], learned: Mapping[str, ArmWeights]
+) -> dict[str, FloatArray]:
+    """Survival by arm, `[requests, K]`, from the online ones; unchanged for arms without weights."""
+    survival, facts = dict(online), facts_of(view)
+    for arm, found in learned.items():
+        rows = online.get(arm)
+        if rows is not None and rows.size:
+            known = facts.requests, facts.hints_of(arm)
+            bounds = found.weights, found.low, found.high
+            survival[arm] = _corrected(np.ascontiguousarray(rows, np.float64), known, bounds)
+    return survival
+
+
+@compiled(
+    "float64[:, ::1](float64[:, ::1], UniTuple(float64[:, ::1], 2), UniTuple(float64[::1], 3))"
+)
+def _corrected(
+    rows: FloatArray,
+    known: tuple[FloatArray, FloatArray],
+    learned: tuple[FloatArray, FloatArray, FloatArray],
+) -> FloatArray:
+    """As `ArmWeights.hazards`, position after position; what may not be used stays 0."""
+    (facts, hints), (weights, low, high) = known, learned
+    survival = np.zeros(rows.shape)
+    hazards, told = np.empty(rows.shape[1]), np.empty(len(weights))
+    for r in range(len(rows)):
+        before = 1.0
+        for j in range(rows.shape[1]):
+            hazards[j] = min(max(rows[r, j] / max(before, 1e-9), 0.01), 0.99)
+            before = rows[r, j]
+        reached_here = 1.0
+        for j in range(rows.shape[1]):
+            if rows[r, j] <= 0.0:
+                break
+            fill(told, hazards, j, facts[r], hints[r])
+            odds, is_known = 0.0, True
+            for f in range(len(told)):
+                odds += told[f] * weights[f]
+                is_known = is_known and low[f] <= told[f] <= high[f]
+            hazard = 1.0 / (1.0 + np.exp(-odds)) if is_known else hazards[j]
+            reached_here *= min(max(hazard, 0.01), 0.99)
+            survival[r, j] = reached_here
+    return survival
+
+
+def outcomes_of(run: Sequence[Observation], max_draft_tokens: int) -> Iterator[tuple[str, Outcome]]:
+    """Arm and outcome of every draft token that verification reached; trees are left out."""
+    estimator = AcceptanceEstimator(max_draft_tokens)
+    for observation in run:
+        view, survival = observation.view, estimator.survival(observation.view, max_draft_tokens)
+        for arm, rows in survival.items() if observation.accepted_nodes is None else ():
+            found = list(reached(observation, arm, rows.shape[1]))
+            hazards = hazards_of(rows)
+            table = features(view, arm, hazards) if found else hazards
+            for r, j, is_accepted in found:
+                name = view.requests[r].id
+                yield arm, Outcome(name, table[r, j], float(hazards[r, j]), is_accepted)
+        estimator.update(observation)
+
+
+def reached(observation: Observation, arm: str, depth: int) -> Iterator[tuple[int, int, bool]]:
+    """Request, position and outcome of every draft token of `arm` that verification reached."""
+    columns = observation.plan.choices, observation.proposed, observation.accepted
+    for r, (choice, proposed, accepted) in enumerate(zip(*columns, strict=True)):
+        if choice.drafter == arm:
+            for j in range(min(proposed, accepted + 1, depth)):
+                yield r, j, j < accepted
+
+
+def fit_arms(seen: Iterable[tuple[str, Outcome]]) -> dict[str, ArmWeights]:
+    """By arm, from its outcomes; none where the online estimate alone foresees better."""
+    outcomes: Mapping[str, list[Outcome]] = defaultdict(list)
+    for arm, outcome in seen:
+        outcomes[arm].append(outcome)
+    fitted = {arm: _fit_arm(found) for arm, found in outcomes.items()}
+    return {arm: learned for arm, learned in fitted.items() if learned is not None}
+
+
+def log_loss(hazards: FloatArray, is_accepted: FloatArray) -> FloatArray:
+    """Of every outcome."""
+    return np.asarray(-np.log(np.where(is_accepted > 0.0, hazards, 1.0 - hazards)))
+
+
+def _fit_arm(seen: Sequence[Outcome]) -> ArmWeights | None:
+    told = np.array([outcome.features for outcome in seen])
+    accepted = np.array([outcome.is_accepted for outcome in seen], np.float64)
+    names, request = np.unique([outcome.request for outcome in seen], return_inverse=True)
+    if len(seen) < _LEAST_OUTCOMES or len(names) < _LEAST_REQUESTS or np.ptp(accepted) == 0.0:
+        return None
+    online = log_loss(np.array([outcome.online for outcome in seen]), accepted)
+    gains = {
+        strength: _sure_gain(online - _held_out_losses(told, accepted, request, strength), request)
+        for strength in _STRENGTHS
+    }
+    strength = max(gains, key=lambda c: gains[c])
+    if gains[strength] <= 0.0:
+        return None
+    low, high = told.min(axis=0), told.max(axis=0)
+    spare = _MARGIN * (high - low)
+    return ArmWeights(_regressed(told, accepted, strength), low - spare, high + spare)
+
+
+def _held_out_losses(
+    told: FloatArray, accepted: FloatArray, request: IntArray, strength: float
+) -> FloatArray:
+    """Of every outcome, by weights that its request had no part in."""
+    fold = np.random.default_rng(0).permutation(int(request.max()) + 1)[request] % _FOLDS
+    odds = told[:, ODDS].copy()
+    for held in np.unique(fold):
+        rest = fold != held
+        if np.ptp(accepted[rest]) > 0.0:
+            odds[~rest] = told[~rest] @ _regressed(told[rest], accepted[rest], strength)
+    return log_loss(_chances(odds), accepted)
+
+
+def _sure_gain(gains: FloatArray, request: IntArray) -> float:
+    """The mean less a standard error; outcomes of one request are not independent."""
+    by_request = np.bincount(request, gains)
+    spread = float(by_request.std(ddof=1)) * len(by_request) ** 0.5
+    return float(gains.sum() - spread) / len(gains)
+
+
+def _regressed(told: FloatArray, accepted: FloatArray, strength: float) -> FloatArray:
+    from sklearn.linear_model import LogisticRegression
+
+    scale = np.ones(told.shape[1])
+    scale[ODDS] = _ODDS_SCALE
+    model = LogisticRegression(fit_intercept=False, C=strength, max_iter=500)
+    model.fit(told * scale, accepted)
+    weights = np.asarray(_SHARE * model.coef_[0] * scale, dtype=np.float64)
+    weights[ODDS] += 1.0 - _SHARE
+    return weights
+
+
+def _chances(odds: FloatArray) -> FloatArray:
+    return np.asarray(np.clip(1.0 / (1.0 + np.exp(-odds)), 0.01, 0.99))
