@@ -14,6 +14,8 @@ COMMANDS = (
     ("benchmarks.regret",),
     ("benchmarks.replay", "--json"),
     ("benchmarks.fidelity", "--json"),
+    ("benchmarks.recording", "--json"),
+    ("benchmarks.learned", "--json"),
     ("benchmarks.ab",),
     ("benchmarks.gpu",),
 )

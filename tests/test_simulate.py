@@ -1,7 +1,6 @@
 """What-if replay: every request gets its tokens, whatever is planned; time is the sum of the steps."""
 
 import json
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,127 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import BatchView, Choice, Confidence, Observation, Plan, Planner, Timing
+from sdcontrol.core import BatchView, Observation, Plan
 from sdcontrol.errors import ConfigError, CounterfactualError, TraceError
 from sdcontrol.outcomes import ArmOutcomes
-from sdcontrol.traces.fitted_times import FittedTimes
 from sdcontrol.traces.simulate import Simulation, SimulationSettings
 from sdcontrol.traces.slo import SLO
 from sdcontrol.traces.step_times import (
-    CostTimes,
-    DraftWork,
-    LinearCost,
-    LinearDrafter,
     NoisyTimes,
-    StepTimes,
-    StepWork,
 )
 from sdcontrol.traces.what_if import simulate
 from sdcontrol.traces.workload import SimulatedRequest, Workload
-
-ARMS = ("ngram", "draft_model", "sparse_kv:64")
-COST = LinearCost(
-    5e-3,
-    1e-5,
-    1e-8,
-    drafters={"draft_model": LinearDrafter(5e-4, 1e-6), "sparse_kv": LinearDrafter(2e-3, 1e-6)},
+from tests.simulate_support import (
+    COST,
+    SMALL,
+    TIMES,
+    DicePlanner,
+    drawn_workload,
+    finished,
+    outcomes,
 )
-TIMES = CostTimes(COST, controller_seconds=1e-4)
-SMALL = SimulationSettings(block_size=8, max_batch_size=4, max_prefill_tokens=24, kv_tokens=240)
-
-
-class _Random:
-    """Plans whatever is possible, by dice; keeps what it is shown."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.default_rng(seed)
-        self.observations: list[Observation] = []
-
-    def plan(self, view: BatchView) -> Plan:
-        free, choices = view.free_kv_tokens, []
-        for request in view.requests:
-            arm = self._generator.choice([*request.drafters, ""])
-            hint = request.hints.get(arm)
-            most = min(request.remaining_tokens - 1, free, 16)
-            if hint is not None and hint.max_draft_tokens is not None:
-                most = min(most, hint.max_draft_tokens)
-            length = int(self._generator.integers(0, max(most, 0) + 1)) if arm else 0
-            choices.append(Choice.of(str(arm), length))
-            free -= length
-        return Plan(tuple(choices))
-
-    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
-        """Drops what the drafter doubts."""
-        choices = []
-        for row, choice in enumerate(plan.choices):
-            sure = confidence[row] if row < len(confidence) else ()
-            doubted = next((n for n, value in enumerate(sure) if value < 0.3), None)
-            length = choice.num_draft_tokens if doubted is None else doubted
-            length = min(length, choice.num_draft_tokens)
-            choices.append(Choice.of(choice.drafter, length) if choice.drafter else choice)
-        return Plan(tuple(choices))
-
-    def observe(self, observation: Observation) -> None:
-        self.observations.append(observation)
-
-
-def outcomes(hits: Sequence[bool], arm: str, *, with_confidence: bool = False) -> ArmOutcomes:
-    """Runs of hits from every position, as a drafter without alternatives has them."""
-    runs, run = [], 0
-    for hit in reversed(hits):
-        run = min(run + 1, 16) if hit else 0
-        runs.append(run)
-    accepted = np.array(runs[::-1], dtype=np.uint8)
-    if arm == "ngram":
-        is_found = np.array(hits)
-        return ArmOutcomes(
-            accepted,
-            match_tokens=np.where(is_found, 3, 0).astype(np.uint8),
-            max_draft_tokens=np.where(is_found, 32, 0).astype(np.uint8),
-        )
-    confidence = np.where(hits, 0.9, 0.2).astype(np.float32) if with_confidence else None
-    return ArmOutcomes(accepted, confidence=confidence)
-
-
-def drawn_request(number: int, generator: np.random.Generator, *, sure: bool) -> SimulatedRequest:
-    """One request with all arms."""
-    length = int(generator.integers(1, 40))
-    most = length + int(generator.integers(0, 3))
-    acceptance = {
-        arm: outcomes((generator.random(length) < 0.7).tolist(), arm, with_confidence=sure)
-        for arm in ARMS
-    }
-    prompt = int(generator.integers(1, 90))
-    return SimulatedRequest(
-        f"r{number}",
-        float(generator.exponential(0.02)) * number,
-        prompt,
-        length,
-        acceptance,
-        max_output_tokens=most,
-    )
-
-
-def drawn_workload(seed: int, num_requests: int, *, sure: bool = False) -> Workload:
-    """Requests of all lengths, some at the same time."""
-    generator = np.random.default_rng(seed)
-    return Workload.of(
-        "drawn", [drawn_request(number, generator, sure=sure) for number in range(num_requests)]
-    )
-
-
-def finished(
-    workload: Workload,
-    planner: Planner,
-    settings: SimulationSettings = SMALL,
-    times: StepTimes = TIMES,
-) -> Simulation:
-    """The simulation at its end, its books checked on the way."""
-    simulation = Simulation(workload, planner, times, settings)
-    while simulation.has_work:
-        simulation.step()
-        simulation.check_integrity()
-    return simulation
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
@@ -139,7 +36,7 @@ def test_every_request_gets_its_tokens_whatever_is_planned(
 ) -> None:
     """A pool that is too small, chunked prompts and dice for a policy change no token."""
     workload = drawn_workload(seed, num_requests, sure=sure)
-    planner = _Random(seed)
+    planner = DicePlanner(seed)
     simulation = finished(workload, planner)
     result = simulation.measurements.result(policy="dice", workload=workload.name)
     assert result.num_requests == num_requests
@@ -211,7 +108,7 @@ def test_what_a_draft_model_lags_by_is_what_it_was_not_fed() -> None:
     """At first the whole context; then the tokens since it was used, less what it had right."""
     request = SimulatedRequest("a", 0.0, 9, 30, {"draft_model": outcomes([True] * 30, "d")})
 
-    class Sometimes(_Random):
+    class Sometimes(DicePlanner):
         def plan(self, view: BatchView) -> Plan:
             return Plan.uniform(view, "draft_model", 3 if view.step in (3, 4, 8) else 0)
 
@@ -277,7 +174,7 @@ def test_refinement_drops_what_the_drafter_doubts_and_what_was_not_drafted_costs
     known = {"draft_model": outcomes(hits, "d", with_confidence=True)}
     workload = Workload.of("one", [SimulatedRequest("a", 0.0, 4, 40, known)])
 
-    class Deep(_Random):
+    class Deep(DicePlanner):
         def plan(self, view: BatchView) -> Plan:
             return Plan.uniform(view, "draft_model", 8)
 
@@ -358,42 +255,3 @@ def test_a_long_series_has_at_most_so_many_points_and_loses_nothing() -> None:
     assert len(result.series) <= 512
     assert sum(point.output_tokens for point in result.series) == 3000
     assert sum(point.steps for point in result.series) == result.num_steps
-
-
-class _Machine:
-    """A machine of straight lines that nobody told the fit."""
-
-    def timing(self, work: StepWork) -> Timing:
-        draft = {family: self._draft(found) for family, found in work.drafts.items()}
-        verify = (
-            3e-3 + 2e-5 * work.draft_tokens + 1e-8 * work.kv_tokens + 4e-5 * work.prefill_tokens
-        )
-        return Timing(draft, verify, 1e-4 + 1e-6 * work.num_requests, 2e-4)
-
-    def _draft(self, work: DraftWork) -> float:
-        rounds, tokens = len(work.requests_by_round), sum(work.requests_by_round)
-        return 7e-4 * rounds + 3e-6 * tokens + 1e-6 * work.catch_up_tokens
-
-
-def test_times_fitted_to_a_run_predict_runs_of_other_policies() -> None:
-    """Dice show every kind of step; predictions of fixed policies are then within 2 %."""
-    planner = _Random(1)
-    finished(drawn_workload(21, 60), planner, times=NoisyTimes(_Machine(), relative_noise=0.05))
-    fitted = FittedTimes(planner.observations)
-    for policy in ("off", "static:draft_model:2", "static:sparse_kv:64:5"):
-        told, true = (
-            simulate(drawn_workload(22, 30), policy, times, SMALL).busy_seconds
-            for times in (fitted, _Machine())
-        )
-        assert told == pytest.approx(true, rel=0.02)
-
-
-def test_a_fit_without_steps_or_without_the_drafter_is_refused() -> None:
-    """A guess would be a wrong number."""
-    with pytest.raises(TraceError, match="0 steps to fit"):
-        FittedTimes([])
-    planner = _Random(1)
-    finished(drawn_workload(2, 6), planner, SMALL.model_copy(update={"drafters": ("ngram",)}))
-    fitted = FittedTimes(planner.observations)
-    with pytest.raises(TraceError, match="no step with drafts of 'draft_model'"):
-        simulate(drawn_workload(2, 6), "static:draft_model:2", fitted, SMALL)

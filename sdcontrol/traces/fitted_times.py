@@ -1,47 +1,38 @@
 """Step times fitted to a recording: straight lines in what a step computes and reads.
 
     verify      1, the first 8 and 32 tokens, those beyond 64, requests, draft tokens, KV,
-                KV x draft tokens, prefill tokens, prefill step
+                KV x draft tokens, prefill tokens, prefill step, whether a model drafted before
     draft       1, rounds, draft tokens, KV read, catch-up tokens; per family
-    overhead    1, requests, emitted tokens, prefill tokens
+    overhead    1, requests, emitted tokens, prefill tokens, arms offered, drafts in shadow, and
+                whether there are such
     controller  1, requests
 
-All coefficients are at least 0. Lines are fitted to means, not medians: what a replay adds up is the
-time of many steps. Knows observations and seconds; nothing of models or machines.
+`lines` says how they are fitted: to means, not medians, since what a replay adds up is the time of
+many steps. Knows observations and seconds; nothing of models or machines.
 """
 
 import copy
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from sdcontrol.core import FloatArray, Observation, Timing, family_of
+from sdcontrol.core import Observation, Timing, family_of
 from sdcontrol.errors import TraceError
 from sdcontrol.estimators.loads import draft_loads
+from sdcontrol.logs import EventLog
+from sdcontrol.traces.lines import Line
+from sdcontrol.traces.simulated_drafts import FREE_FAMILIES
 from sdcontrol.traces.step_times import DraftWork, StepWork
 
-__all__ = ["FittedTimes", "Line", "work_of"]
+__all__ = ["FittedTimes", "work_of"]
 
-_OUTLIER = 4.0  # times the predicted: an interruption, counted as the fit, not as the machine
-_ROUNDS_OF_FIT = 3
+_log = EventLog(__name__)
 _LEAST_STEPS = 8
+_SIMPLE_VERIFY = ((0,), (4, 5, 8), (4, 5))  # 1, all tokens, those that logits are made of
+_SIMPLE_DRAFT = ((1,),)  # rounds
+_SIMPLE = ((0,),)  # 1
+_EXTENT = ("requests", "tokens of context")
+_SAID, _REFUSED = 2.0, 4.0  # times the largest that was recorded
 
-
-class Line:
-    """A non-negative combination of features, by weighted least squares on relative errors."""
-
-    def __init__(self, features: Sequence[Sequence[float]], seconds: Sequence[float]) -> None:
-        x = np.asarray(features, dtype=float)
-        y = np.asarray(seconds, dtype=float)
-        usable = np.isfinite(y) & (y >= 0.0)
-        x, y = x[usable], y[usable]
-        fitted = _fit(x, y)
-        total = float((x @ fitted).sum())  # interruptions shape nothing, but they are time spent
-        self.coefficients: list[float] = (fitted * (y.sum() / total if total else 1.0)).tolist()
-
-    def seconds(self, features: Sequence[float]) -> float:
-        """What steps with these features take on average."""
-        return sum([c * f for c, f in zip(self.coefficients, features, strict=True)])
+_Rows = list[tuple[list[float], float]]
 
 
 class FittedTimes:
@@ -51,14 +42,16 @@ class FittedTimes:
     """
 
     def __init__(self, observations: Iterable[Observation]) -> None:
-        verify: list[tuple[list[float], float]] = []
-        overhead: list[tuple[list[float], float]] = []
-        controller: list[tuple[list[float], float]] = []
-        drafts: dict[str, list[tuple[list[float], float]]] = {}
+        verify: _Rows = []
+        overhead: _Rows = []
+        controller: _Rows = []
+        drafts: dict[str, _Rows] = {}
+        extents: list[tuple[int, int]] = []
         for observation in observations:
             work, timing = work_of(observation), observation.timing
             if not work.num_tokens:
                 continue
+            extents.append(_extent(work))
             verify.append((_verify_features(work), timing.verify_seconds))
             overhead.append((_overhead_features(work), timing.overhead_seconds))
             if work.num_requests:
@@ -72,9 +65,11 @@ class FittedTimes:
                 f"{len(verify)} steps to fit step times to; record at least {_LEAST_STEPS}, or "
                 "give a cost model"
             )
-        self.verify, self.overhead = _line(verify), _line(overhead)
+        self._most = tuple(max(column) for column in zip(*extents, strict=True))
+        self._is_warned = False
+        self.verify, self.overhead = _line(verify, _SIMPLE_VERIFY), _line(overhead)
         self.controller = _line(controller) if controller else None
-        self.drafts = {family: _line(rows) for family, rows in drafts.items()}
+        self.drafts = {family: _line(rows, _SIMPLE_DRAFT) for family, rows in drafts.items()}
 
     def with_controller_of(self, observations: Iterable[Observation]) -> "FittedTimes":
         """The same machine, and a controller that takes as long as it did in these steps."""
@@ -88,13 +83,29 @@ class FittedTimes:
         return fitted
 
     def timing(self, work: StepWork) -> Timing:
-        """Average seconds of such a step. Raises `TraceError` for a family never seen to draft."""
+        """Average seconds of such a step.
+
+        The first step with over twice the requests or context of any that was recorded is warned
+        of. Raises `TraceError` for one with over 4 times, and for a family never seen to draft.
+        """
+        self._check_extent(work)
         return Timing(
             draft_seconds={f: self._draft(f, w) for f, w in work.drafts.items()},
             verify_seconds=self.verify.seconds(_verify_features(work)),
             controller_seconds=self._controller(work),
             overhead_seconds=self.overhead.seconds(_overhead_features(work)),
         )
+
+    def _check_extent(self, work: StepWork) -> None:
+        for name, value, most in zip(_EXTENT, _extent(work), self._most, strict=True):
+            if value <= _SAID * most or (self._is_warned and value <= _REFUSED * most):
+                continue
+            told = f"a step of {value} {name}, while no recorded step has more than {most}"
+            remedy = "record steps as large, simulate a lighter load, or give a cost model"
+            if value > _REFUSED * most:
+                raise TraceError(f"{told}; {_REFUSED:g} times as many is the limit: {remedy}")
+            self._is_warned = True
+            _log.warning("step_times_extrapolated", reason=told, remedy=remedy)
 
     def _draft(self, family: str, work: DraftWork) -> float:
         line = self.drafts.get(family)
@@ -127,6 +138,8 @@ def work_of(observation: Observation) -> StepWork:
             for family, load in loads.items()
         },
         verified_kv_tokens=sum(n * kv for n, kv in zip(observation.proposed, context, strict=True)),
+        offered_arms=sum(len(request.drafters) for request in view.requests),
+        shadow_drafts=len(observation.shadow) * len(context),
     )
 
 
@@ -138,6 +151,11 @@ def _rounds(observation: Observation, family: str) -> tuple[int, ...]:
         if choice.drafter is not None and family_of(choice.drafter) == family
     ]
     return tuple(sum(n > place for n in drafted) for place in range(max(drafted, default=0)))
+
+
+def _extent(work: StepWork) -> tuple[int, int]:
+    """What lines may not be drawn far beyond; see `_EXTENT`."""
+    return work.num_requests, work.kv_tokens
 
 
 def _verify_features(work: StepWork) -> list[float]:
@@ -153,11 +171,21 @@ def _verify_features(work: StepWork) -> list[float]:
         work.verified_kv_tokens,
         work.prefill_tokens,
         1.0 if work.prefill_tokens else 0.0,
+        1.0 if any(family not in FREE_FAMILIES for family in work.drafts) else 0.0,
     ]
 
 
 def _overhead_features(work: StepWork) -> list[float]:
-    return [1.0, work.num_requests, work.emitted_tokens, work.prefill_tokens]
+    return [
+        1.0,
+        work.num_requests,
+        work.emitted_tokens,
+        work.prefill_tokens,
+        work.offered_arms,
+        work.shadow_drafts,
+        1.0 if work.offered_arms else 0.0,
+        1.0 if work.shadow_drafts else 0.0,
+    ]
 
 
 def _draft_features(work: DraftWork) -> list[float]:
@@ -170,47 +198,5 @@ def _draft_features(work: DraftWork) -> list[float]:
     ]
 
 
-def _line(rows: Sequence[tuple[list[float], float]]) -> Line:
-    return Line([features for features, _ in rows], [seconds for _, seconds in rows])
-
-
-def _fit(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Coefficients `[features]`, weighted by what the fit before predicts, interruptions cut off."""
-    scale = np.where(x.max(axis=0) > 0.0, x.max(axis=0), 1.0)
-    predicted: FloatArray = np.full(len(y), max(float(np.median(y)), 1e-9))
-    coefficients = np.zeros(x.shape[1])
-    for _ in range(_ROUNDS_OF_FIT):
-        cut = np.minimum(y, _OUTLIER * predicted)
-        weights = 1.0 / predicted
-        coefficients = _non_negative(x / scale * weights[:, None], cut * weights)
-        floor = 1e-3 * max(float(np.mean(y)), 1e-9)
-        predicted = np.maximum(x / scale @ coefficients, floor)
-    return np.asarray(coefficients / scale)
-
-
-def _non_negative(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Least squares with coefficients of at least 0 (Lawson and Hanson 1974, active sets)."""
-    gram, moment = x.T @ x, x.T @ y
-    solution = np.zeros(x.shape[1])
-    active = np.zeros(x.shape[1], dtype=bool)
-    tolerance = 1e-10 * max(float(np.abs(moment).max(initial=0.0)), 1e-300)
-    for _ in range(4 * x.shape[1]):
-        gradient = np.where(active, -np.inf, moment - gram @ solution)
-        best = int(np.argmax(gradient))
-        if gradient[best] <= tolerance:
-            break
-        active[best] = True
-        while True:
-            free = np.flatnonzero(active)
-            trial = np.zeros(x.shape[1])
-            trial[free] = np.linalg.lstsq(gram[np.ix_(free, free)], moment[free], rcond=None)[0]
-            low = free[trial[free] <= 0.0]
-            if not len(low):
-                break
-            steps = solution[low] / np.maximum(solution[low] - trial[low], 1e-300)
-            solution += float(steps.min()) * (trial - solution)
-            active &= solution > 1e-15 * max(float(solution.max(initial=0.0)), 1e-300)
-            if not active.any():
-                break
-        solution = np.where(active, trial, 0.0)
-    return solution
+def _line(rows: _Rows, simple: Sequence[Sequence[int]] = _SIMPLE) -> Line:
+    return Line([features for features, _ in rows], [seconds for _, seconds in rows], simple=simple)

@@ -110,7 +110,7 @@ class Simulation:
         self._reserve(live, drafted.reserved)
         shadow = self._drafting.shadow(live, plan, drafted.accepted) if self._learns else {}
         emitted = self._emit(live, drafted.accepted)
-        work = self._drafting.work(view, drafted, emitted)
+        work = self._drafting.work(view, drafted, emitted, shadow)
         timing = self._times.timing(work) if work.num_tokens else Timing()
         self.clock_seconds += timing.total_seconds
         self._commit(live, emitted, drafted.drafted, batch)

@@ -3,7 +3,7 @@
 Follows `sdcontrol/engine/drafting.py` on recorded outcomes. Knows nothing of schedulers or seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -80,7 +80,13 @@ class SimulatedDrafting:
             for name in self._free
         }
 
-    def work(self, view: BatchView, drafts: SimulatedDrafts, emitted: Sequence[int]) -> StepWork:
+    def work(
+        self,
+        view: BatchView,
+        drafts: SimulatedDrafts,
+        emitted: Sequence[int],
+        shadow: Mapping[str, object],
+    ) -> StepWork:
         """What the step computes and reads."""
         context = [request.context_tokens for request in view.requests]
         works: dict[str, DraftWork] = {}
@@ -96,6 +102,8 @@ class SimulatedDrafting:
             emitted_tokens=sum(emitted),
             drafts=works,
             verified_kv_tokens=verified,
+            offered_arms=sum([len(request.drafters) for request in view.requests]),
+            shadow_drafts=len(shadow) * len(context),
         )
 
     def _propose_in_detail(

@@ -46,6 +46,8 @@ class StepWork:
     emitted_tokens: int
     drafts: Mapping[str, DraftWork] = field(default_factory=dict)  # by family
     verified_kv_tokens: int = 0  # context, once for every draft token of its request
+    offered_arms: int = 0  # that drafters were asked about, over all requests
+    shadow_drafts: int = 0  # made afterwards, to see how free drafters would have done
 
     @property
     def num_tokens(self) -> int:

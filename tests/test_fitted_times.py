@@ -1,0 +1,155 @@
+"""Step times fitted to recordings: they predict what they were not fitted to, or say that they cannot."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from sdcontrol.core import Observation, Timing
+from sdcontrol.errors import TraceError
+from sdcontrol.traces.bundled import bundled_trace
+from sdcontrol.traces.fitted_times import FittedTimes, work_of
+from sdcontrol.traces.lines import Line
+from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.step_times import DraftWork, NoisyTimes, StepWork
+from sdcontrol.traces.what_if import simulate
+from tests.simulate_support import SMALL, DicePlanner, drawn_workload, finished
+
+
+class _Machine:
+    """A machine of straight lines that nobody told the fit."""
+
+    def timing(self, work: StepWork) -> Timing:
+        draft = {family: self._draft(found) for family, found in work.drafts.items()}
+        verify = (
+            3e-3 + 2e-5 * work.draft_tokens + 1e-8 * work.kv_tokens + 4e-5 * work.prefill_tokens
+        )
+        beside = 1e-4 + 1e-5 * work.offered_arms + 2e-5 * work.shadow_drafts
+        return Timing(draft, verify, 1e-4 + 1e-6 * work.num_requests, beside)
+
+    def _draft(self, work: DraftWork) -> float:
+        rounds, tokens = len(work.requests_by_round), sum(work.requests_by_round)
+        return 7e-4 * rounds + 3e-6 * tokens + 1e-6 * work.catch_up_tokens
+
+
+@cache
+def recorded_steps(seed: int, *, noise: float = 0.05) -> list[Observation]:
+    """Steps of every kind, as dice plan them."""
+    planner = DicePlanner(seed)
+    times = NoisyTimes(_Machine(), relative_noise=noise, seed=seed)
+    finished(drawn_workload(20 + seed, 60), planner, times=times)
+    return planner.observations
+
+
+def told_by_measured(times: FittedTimes, observations: Sequence[Observation]) -> float:
+    """Predicted seconds of these steps, of the measured; those with a drafter not seen left out."""
+    steps = [(work_of(seen), seen.timing.total_seconds) for seen in observations]
+    steps = [(work, taken) for work, taken in steps if work.drafts.keys() <= times.drafts.keys()]
+    told = sum(times.timing(work).total_seconds for work, _ in steps)
+    return told / sum(taken for _, taken in steps)
+
+
+def test_times_fitted_to_a_run_predict_runs_of_other_policies() -> None:
+    """Dice show every kind of step; predictions of fixed policies are then within 2 %."""
+    fitted = FittedTimes(recorded_steps(1))
+    for policy in ("off", "static:draft_model:2", "static:sparse_kv:64:5"):
+        told, true = (
+            simulate(drawn_workload(22, 30), policy, times, SMALL).busy_seconds
+            for times in (fitted, _Machine())
+        )
+        assert told == pytest.approx(true, rel=0.02)
+
+
+@pytest.mark.parametrize("num_steps", [12, 20, 40])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_short_run_predicts_the_rest_of_it(num_steps: int, seed: int) -> None:
+    """Simulated, with 5 % of noise a step; all steps after the first few, within 5 %."""
+    seen = recorded_steps(seed)
+    assert told_by_measured(FittedTimes(seen[:num_steps]), seen[num_steps:]) == pytest.approx(
+        1.0, abs=0.05
+    )
+
+
+@pytest.mark.parametrize("num_steps", [30, 60])
+@pytest.mark.parametrize("first", [0, 45])
+def test_part_of_a_recording_predicts_the_rest_of_it(num_steps: int, first: int) -> None:
+    """Of steps that a machine took, drift and all: within 15 %."""
+    seen = list(Trace(bundled_trace()).observations())
+    rest = seen[:first] + seen[first + num_steps :]
+    told = told_by_measured(FittedTimes(seen[first : first + num_steps]), rest)
+    assert told == pytest.approx(1.0, abs=0.15)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 600), st.integers(0, 64), st.floats(0.0, 10.0)),
+        min_size=1,
+        max_size=60,
+    )
+)
+@settings(max_examples=200)
+def test_more_work_never_takes_less_time_and_a_run_takes_what_it_took(
+    rows: list[tuple[int, int, float]],
+) -> None:
+    """However few steps there are and whatever they took: interruptions are time spent, too."""
+    features = [(1.0, one, other, one * other) for one, other, _ in rows]
+    seconds = [taken for *_, taken in rows]
+    line = Line(features, seconds, simple=((0,), (1, 2), (2,)))
+    assert min(line.coefficients) >= 0.0
+    told = sum(line.seconds(row) for row in features)
+    assert told == pytest.approx(sum(seconds), rel=1e-6, abs=1e-9)
+
+
+def test_what_was_never_seen_is_taken_from_the_simple_model() -> None:
+    """Nobody drafted: a draft token takes what a token of a prompt took."""
+    features = [(1.0, prompt, 0.0) for prompt in (0, 0, 100, 200, 400)]
+    seconds = [3.0 + 0.02 * prompt for _, prompt, _ in features]
+    line = Line(features, seconds, simple=((0,), (1, 2)))
+    assert line.coefficients == pytest.approx([3.0, 0.02, 0.02], rel=1e-3)
+
+
+def test_a_fit_without_steps_or_without_the_drafter_is_refused() -> None:
+    """A guess would be a wrong number."""
+    with pytest.raises(TraceError, match="0 steps to fit"):
+        FittedTimes([])
+    with pytest.raises(TraceError, match="none of 2 step times is a time"):
+        Line([(1.0,), (1.0,)], [float("nan"), -1.0])
+    planner = DicePlanner(1)
+    finished(drawn_workload(2, 6), planner, SMALL.model_copy(update={"drafters": ("ngram",)}))
+    fitted = FittedTimes(planner.observations)
+    with pytest.raises(TraceError, match="no step with drafts of 'draft_model'"):
+        simulate(drawn_workload(2, 6), "static:draft_model:2", fitted, SMALL)
+
+
+def test_steps_far_beyond_the_recorded_are_warned_of_once_and_then_refused() -> None:
+    """A line drawn to four times what was seen is a guess."""
+    fitted = FittedTimes(recorded_steps(1))  # of at most 4 requests
+    usual = StepWork(4, 0, 100, 0, 4)
+    with capture_logs() as logs:
+        fitted.timing(usual)
+        fitted.timing(replace(usual, num_requests=8))
+        assert not logs
+        for num_requests in (9, 10, 16):
+            fitted.timing(replace(usual, num_requests=num_requests))
+    assert [log["event"] for log in logs] == ["step_times_extrapolated"]
+    assert "a step of 9 requests, while no recorded step has more than 4" in logs[0]["reason"]
+    with pytest.raises(TraceError, match="17 requests, while no recorded step has more than 4"):
+        fitted.timing(replace(usual, num_requests=17))
+    with pytest.raises(TraceError, match="tokens of context"):
+        fitted.timing(replace(usual, kv_tokens=100_000))
+
+
+def test_what_surrounds_a_forward_is_priced_by_what_is_done_there() -> None:
+    """Offers and shadows that a controller asks for cost; one that never drafts is spared them."""
+    fitted = FittedTimes(recorded_steps(2, noise=0.0))
+    idle = StepWork(4, 0, 100, 0, 4)
+    busy = replace(idle, offered_arms=8, shadow_drafts=4)
+    told, true = (
+        times.timing(busy).overhead_seconds - times.timing(idle).overhead_seconds
+        for times in (fitted, _Machine())
+    )
+    assert told == pytest.approx(true, rel=0.3)
