@@ -223,6 +223,32 @@ def test_longer_matches_are_believed_as_far_as_they_proved_right() -> None:
         assert estimator.survival(view)["ngram"][0, 0] == pytest.approx(rate, abs=0.1)
 
 
+def test_the_end_of_one_copy_does_not_end_the_trust_in_the_next() -> None:
+    """A new request's first draft after a long match is all wrong, which happens to any copy."""
+    estimator = AcceptanceEstimator()
+
+    def hinted(length: int) -> float:
+        view = view_of(["a"], 0, ("ngram",), ngram=Hint(8, match_tokens=length))
+        return float(estimator.survival(view)["ngram"][0, 0])
+
+    before = hinted(30), hinted(2)
+    view = view_of(["a"], 0, ("ngram",), ngram=Hint(8, match_tokens=30))
+    estimator.update(outcome(view, [8], [0], arm="ngram"))
+    assert before[0] - 0.18 < hinted(30) < before[0]
+    assert before[1] - 0.1 < hinted(2) < before[1]
+
+
+def test_a_request_that_copies_is_trusted_sooner_after_short_matches_too() -> None:
+    estimator = AcceptanceEstimator()
+    short = view_of(["a"], 0, ("ngram",), ngram=Hint(8, match_tokens=1))
+    before = estimator.survival(short)["ngram"][0]
+    for step in range(10):
+        view = view_of(["a"], step, ("ngram",), ngram=Hint(8, match_tokens=4))
+        estimator.update(outcome(view, [8], [8], arm="ngram"))
+    after = estimator.survival(short)["ngram"][0]
+    assert (after > before + 0.05).all()
+
+
 def test_a_drafter_that_is_off_is_known_from_its_shadow() -> None:
     estimator = AcceptanceEstimator()
     for step in range(60):

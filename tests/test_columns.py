@@ -188,7 +188,9 @@ def test_an_observation_must_fit_its_view() -> None:
     estimator, batch = AcceptanceEstimator(), len(view.requests)
     before = estimator.survival(view)
     for name in ("drafted", "proposed", "accepted", "emitted"):
-        fields = {f.name: getattr(observation, f.name) for f in dataclasses.fields(Observation) if f.init}
+        fields = {
+            f.name: getattr(observation, f.name) for f in dataclasses.fields(Observation) if f.init
+        }
         fields[name] = (*fields[name], 1)
         with pytest.raises(ObservationError, match=f"{batch + 1} entries in {name} for {batch}"):
             estimator.update(Observation(**fields))

@@ -129,16 +129,15 @@ def test_a_policy_may_be_a_name_a_mapping_or_an_object() -> None:
 def test_the_best_drafter_is_found_from_most_starts() -> None:
     """sparse_kv: 4.1 tokens for four drafts of 4 ms; draft_model: 2.8 for four of 1 ms.
 
-    Of 16 starts. After unlucky first drafts a lone request can stay with the second best for
-    hundreds of steps, since probes may take 1 % of the time: 11 of 16 found it when this was
-    written.
+    Of 16 starts. After unlucky first drafts a lone request can stay with the second best for long,
+    since probes may take 1 % of the time: 16 of 16 found it when this was written, and 44 of 48.
     """
     shares: list[float] = []
     for seed in range(16):
         observations = driven(Controller("goodput", clock=None), 150, batch=1, seed=seed)
         late = [observation.plan.choices[0] for observation in observations[100:]]
         shares.append(float(np.mean([choice.drafter == "draft_model" for choice in late])))
-    assert sum(share > 0.8 for share in shares) >= 10, shares
+    assert sum(share > 0.8 for share in shares) >= 14, shares
 
 
 def test_drafts_stop_where_they_do_not_pay() -> None:

@@ -1,7 +1,5 @@
 """The goodput policy finds the best plan: against brute force, local search and first principles."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,6 @@ from sdcontrol.core import (
     Belief,
     Choice,
     Hint,
-    Observation,
     Plan,
     RequestView,
 )
@@ -229,69 +226,6 @@ def test_refine_never_lengthens_and_keeps_drafters() -> None:
     assert shortened > 5
 
 
-def probe_costs(
-    batch: int, rates: dict[str, float], steps: int, hazard: Callable[[int], float]
-) -> tuple[list[float], float]:
-    """By step, the seconds that probes cost; and the seconds of a plain step.
-
-    `rates` are seconds per round of each arm, whose acceptance is believed to be `hazard(step)`.
-    """
-    cost = DrawnCost("linear", 1.0, 0.001, 1, 0.0, {arm: (s, 0.0, 0.0) for arm, s in rates.items()})
-    policy = Goodput()
-    spent = []
-    for step in range(steps):
-        requests = tuple(RequestView(str(r), 500, 9, 99, 0.0, tuple(rates)) for r in range(batch))
-        view = BatchView(step, requests, 10_000)
-        rows = np.cumprod(np.full((batch, 6), hazard(step)), axis=1)
-        plan = policy.plan(view, Belief(dict.fromkeys(rates, rows), cost))
-        seconds = step_seconds(view, plan, cost)
-        spent.append(seconds - step_seconds(view, Plan.off(view), cost))
-        assert sum(choice.drafter is not None for choice in plan.choices) <= 1
-        policy.update(observation_of(view, plan, seconds))
-    return spent, step_seconds(view, Plan.off(view), cost)
-
-
-@pytest.mark.parametrize("batch", [1, 3, 16])
-@pytest.mark.parametrize("rates", [{"a": 0.5}, {"a": 1.0, "b": 0.2}, {"a": 0.05, "b": 0.4}])
-def test_probes_never_cost_more_than_their_share_of_the_time(
-    batch: int, rates: dict[str, float]
-) -> None:
-    """Where drafting never pays: at most 1.5 steps are borrowed, and from step 300 on no more than
-    1 % of all time was spent; nor is the allowance left to lie."""
-    spent, plain = probe_costs(batch, rates, 2000, lambda step: 0.02)
-    total = np.cumsum(spent)
-    passed = plain * np.arange(1, 2001) + total
-    assert (total[300:] <= 0.01 * passed[300:]).all()
-    assert (total <= 0.01 * passed + 1.5 * plain).all()
-    assert total[-1] >= 0.002 * passed[-1]
-
-
-def test_every_family_is_tried_within_its_first_steps() -> None:
-    """Though a round of one is believed as dear as the target's forward."""
-    policy = Goodput()
-    cost = DrawnCost(
-        "linear", 1.0, 0.001, 1, 0.0, {"sparse_kv": (1.0, 0.0, 0.0), "draft_model": (0.2, 0.0, 0.0)}
-    )
-    tried: dict[str, int] = {}
-    for step in range(300):
-        request = RequestView("r", 5000, 9, 99, 0.0, ("sparse_kv:512", "draft_model"))
-        view = BatchView(step, (request,), 10_000)
-        rows = np.cumprod(np.full((1, 6), 0.02), axis=1)
-        plan = policy.plan(view, Belief({"sparse_kv:512": rows, "draft_model": rows}, cost))
-        if not plan.is_off:
-            tried.setdefault(str(plan.choices[0].drafter), step)
-            assert "probes" in plan.reason
-        policy.update(observation_of(view, plan, step_seconds(view, plan, cost)))
-    assert tried["sparse_kv:512"] <= 5
-    assert tried["draft_model"] <= 5
-
-
-def test_an_unlucky_start_is_probed_ten_times_within_its_first_hundred_steps() -> None:
-    """A lone request whose drafter costs a tenth of a step: enough outcomes to think again."""
-    spent, _ = probe_costs(1, {"draft_model": 0.1}, 100, lambda step: 0.05)
-    assert sum(seconds > 0.0 for seconds in spent) >= 10
-
-
 def test_the_reason_says_in_words_what_to_expect() -> None:
     view, belief = uniform_instance(8, 0.8, MEMORY_BOUND)
     assert "memory-bound" in Goodput().plan(view, belief).reason
@@ -300,30 +234,6 @@ def test_the_reason_says_in_words_what_to_expect() -> None:
     plain = 8 / step_seconds(view, Plan.off(view), belief.cost)
     assert "compute-bound" in reason
     assert f"{plain:.4g} without drafts" in reason
-
-
-def test_no_probes_without_a_share_and_none_for_arms_seen_in_shadow() -> None:
-    cost = DrawnCost("linear", 1.0, 0.001, 1, 0.0, {"draft_model": (0.5, 0.0, 0.0)})
-    view, belief = uniform_instance(3, 0.05, cost)
-    silent, shadowed = Goodput(probe_share=0.0), Goodput()
-    for _ in range(1000):
-        seen = observation_of(view, Plan.off(view), 1.0)
-        silent.update(seen)
-        assert silent.plan(view, belief).is_off
-        shadow = {"draft_model": (1, None, 0)}
-        shadowed.update(
-            Observation(
-                seen.view,
-                seen.plan,
-                seen.drafted,
-                seen.proposed,
-                seen.accepted,
-                seen.emitted,
-                seen.timing,
-                shadow=shadow,
-            )
-        )
-        assert shadowed.plan(view, belief).is_off
 
 
 def test_equal_requests_get_plans_that_do_not_depend_on_a_sort() -> None:

@@ -32,16 +32,18 @@ _SHARE_RETURNS = 0.005  # of what a request gave, per draft
 _ODD_DEVIATION = 2.0  # log-odds at which a request counts half again
 _WALK_VARIANCE = 0.002  # of the deviation's walk, per update
 _MOST_DEVIATION = 5.0
+_HINTED_TRUST = 0.25  # of an outcome that was hinted at: the hint has said most of it
 _OWN_MEMORY_TOKENS = 80.0
 _TREND_RATE = 0.2
 _DRIFT_SCALE = (2.0 - _TREND_RATE) / _TREND_RATE  # makes trend^2 chi-squared(1) without drift
 
 
-@compiled("float64(float64[::1], float64[::1], float64[:, ::1])")
-def _track(state: FloatArray, odds: FloatArray, outcome: FloatArray) -> float:
+@compiled("float64(float64[::1], float64[::1], float64[:, ::1], float64)")
+def _track(state: FloatArray, odds: FloatArray, outcome: FloatArray, trust: float) -> float:
     """One step of a deviation's Kalman filter; how strongly it drifts.
 
-    `state` is that of a (request, arm), `odds` the arm's, `[K]`, and `outcome` is `[2, K]`.
+    `state` is that of a (request, arm), `odds` the arm's, `[K]`, and `outcome` is `[2, K]`, which
+    counts `trust` times.
     """
     error, information = 0.0, 1e-9
     for j in range(outcome.shape[1]):
@@ -49,8 +51,8 @@ def _track(state: FloatArray, odds: FloatArray, outcome: FloatArray) -> float:
         if tested > 0.0:
             own_odds = odds[j] * state[ODDS_RATIO]
             rate = own_odds / (1.0 + own_odds)
-            error += outcome[ACCEPTED, j] - tested * rate
-            information += tested * rate * (1.0 - rate)
+            error += trust * (outcome[ACCEPTED, j] - tested * rate)
+            information += trust * tested * rate * (1.0 - rate)
     surprise = error / math.sqrt(information * (1.0 + information * state[VARIANCE]))
     trend = state[TREND] + _TREND_RATE * (surprise - state[TREND])
     drift = max(_DRIFT_SCALE * trend**2 - 1.5, 0.0)
@@ -111,8 +113,9 @@ def learn(
                 continue
             bucket = buckets[column_of[arm], r] if column_of[arm] >= 0 else 0
             cell = state[slots[r], arm]
-            drift = _track(cell, odds[arm, bucket], outcome)
-            plain = 1.0 if bucket == 0 else 0.0  # hints mix different situations
+            is_hinted = bucket != 0
+            drift = _track(cell, odds[arm, bucket], outcome, _HINTED_TRUST if is_hinted else 1.0)
+            plain = 0.0 if is_hinted else 1.0  # hints mix different situations
             _count_own(counts[slots[r], arm], outcome, plain, drift)
             weight = _weight(cell)
             for j in range(outcome.shape[1]):

@@ -1,27 +1,42 @@
 """When to try an arm that is off, so that it is known when it would pay.
 
-Knows nothing of how acceptance is estimated. Probes are paid from one allowance, a fixed share of
-the time that passes, saved up for at most three steps' time. Half of that may be spent at once and
-is paid back by half the income until then: with a share of 1 %, probes have cost at most 1.5 steps
-more than 1 % of the time at the start, and from step 300 on never more than 1 % of all time. What
-is spent is the price that the plan named, or the drafting that was measured where that was more.
+Knows nothing of how acceptance is estimated. Two things must agree. The allowance says what probes may
+cost: a fixed share of the time that passes, saved up for at most three steps' time. A quarter of
+that may be spent at once and is paid back by a quarter of the income until then: with a share of
+1 %, probes have cost at most 0.75 steps more than 1 % of the time at the start, and from step 300 on
+never more than 1 % of all time. What is spent is the price that the plan named, or the drafting that
+was measured where that was more. And a probe must be worth it: the more the arm could bring beside
+the plan of this very step (`upside`), the sooner it is tried. What is asked for falls as the
+allowance fills, so that nothing stays untried for ever.
 """
 
+import math
 from dataclasses import dataclass
 
 from sdcontrol.core import BatchView, Choice, Observation, Plan, family_of
 from sdcontrol.policies.problem import Answer, Problem
+from sdcontrol.policies.upside import upside
 
 __all__ = ["Probing"]
 
 _SAVED_STEPS = 3.0  # steps' time that the allowance can hold
-_LOAN = 0.5  # of that, at the start
+_LOAN = 0.25  # of that, at the start
+_LEAST_RETURN = (
+    0.3  # share of the rate for a step's time of probing; none once the allowance is full
+)
 _STEP_MEMORY = 0.95  # of the average step's seconds, per step
 _TURN_MEMORY = 0.995  # of what each arm spent, per step
 _SURE_PROBES = 8.0  # probes without effect that double the next one's price
 _MOST_WEIGHT = 4.0
 _LEAST_SHARE = 0.02  # of a plain step, that a probe counts for even where it is free
 _LONGEST_SECONDS = 60.0  # that a step may have taken to count
+_LASTING_VARIANCE = 0.5  # of an arm's log-odds of acceptance, however often it was seen
+_FIRST_VARIANCE = 1.0  # on top of that, of one never seen
+_KNOWN_TOKENS = 4.0  # verified tokens that halve the latter
+_SEEN_MEMORY = 0.99  # of verified tokens, per step
+_UNMEASURED_ROUND = 0.5  # what a round that was never measured may take, of what is believed
+_EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they take time
+_STEPS_PER_LOOK = 4
 _MARK, _PRICE = "; probes ", " for at most "
 
 
@@ -30,12 +45,14 @@ class Probing:
 
     Each probe after which its arm stays off makes the arm's next one count for more, up to 4
     times: what was confirmed often is less uncertain. A family that was never drafted with comes
-    first, with one token. An arm that is observed in shadow needs no probes.
+    first, with one token. An arm that is observed in shadow needs no probes. `horizon_tokens` are
+    those over which plans spread a catch-up; a probe pays all of it.
     """
 
-    def __init__(self, share: float, num_draft_tokens: int) -> None:
+    def __init__(self, share: float, num_draft_tokens: int, horizon_tokens: int = 64) -> None:
         self.share = share
         self.num_draft_tokens = num_draft_tokens
+        self.horizon_tokens = horizon_tokens
         self._allowance = 0.0
         self._step_seconds = 0.0
         self._steps = 0
@@ -43,12 +60,14 @@ class Probing:
         self._confirmed: dict[str, int] = {}  # by arm, probes in a row after which it stayed off
         self._measured: set[str] = set()  # families
         self._shadowed: set[str] = set()  # arms
+        self._seen: dict[str, float] = {}  # by arm, tokens verified not long ago
 
     def update(self, observation: Observation) -> None:
         """Earn from the time that passed; pay for what was probed."""
         for arm, lengths in observation.shadow.items():
             if arm not in self._shadowed and any(n is not None for n in lengths):
                 self._shadowed.add(arm)
+        self._count_seen(observation)
         timing = observation.timing
         seconds = timing.total_seconds
         probed, price = _probed(observation.plan)
@@ -71,7 +90,8 @@ class Probing:
 
     def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
         """`plan`, or where the allowance pays for it, `plan` with one request trying an arm."""
-        if self._allowance <= 0.0 or view.prefill_tokens:
+        is_look = self._steps <= _EAGER_STEPS or view.step % _STEPS_PER_LOOK == 0
+        if self._allowance <= 0.0 or view.prefill_tokens or not is_look:
             return plan
         drafting = set(answer.arm[answer.length > 0].tolist())
         off = [
@@ -92,8 +112,43 @@ class Probing:
                 continue
             if min(weight * probe.seconds, most_seconds) > self._allowance:
                 return plan
-            return _with(plan, problem.arms[a], probe)
+            if self._is_worth_it(view, problem, answer, a, probe):
+                return _with(plan, problem.arms[a], probe)
         return plan
+
+    def _is_worth_it(
+        self, view: BatchView, problem: Problem, answer: Answer, a: int, probe: "_Probe"
+    ) -> bool:
+        """Whether arm `a` could bring enough for what trying it takes, catch-up included."""
+        unfilled = 1.0 - self._allowance / (_SAVED_STEPS * self._step_seconds)
+        if unfilled <= 0.0:
+            return True
+        arm, r, seconds = problem.arms[a], probe.request, probe.seconds
+        if problem.catch_up[a, r] > 0.0:
+            horizon = max(min(view.requests[r].remaining_tokens, self.horizon_tokens), 1)
+            charged = min((1.0 + float(problem.gain[a, r, -1])) / horizon, 1.0)
+            seconds += float(problem.catch_up[a, r]) * (1.0 / charged - 1.0)
+        known = 1.0 + self._seen.get(arm, 0.0) / _KNOWN_TOKENS
+        gained = upside(
+            problem,
+            answer,
+            a,
+            r,
+            spread=math.sqrt(_LASTING_VARIANCE + _FIRST_VARIANCE / known),
+            round_share=1.0 if family_of(arm) in self._measured else _UNMEASURED_ROUND,
+        )
+        return gained * self._step_seconds >= _LEAST_RETURN * unfilled * seconds
+
+    def _count_seen(self, observation: Observation) -> None:
+        for arm in self._seen:
+            self._seen[arm] *= _SEEN_MEMORY
+        rows = zip(
+            observation.plan.choices, observation.proposed, observation.accepted, strict=True
+        )
+        for choice, proposed, accepted in rows:
+            if choice.drafter is not None:
+                verified = self._seen.get(choice.drafter, 0.0) + min(accepted + 1, proposed)
+                self._seen[choice.drafter] = verified
 
     def _earn(self, seconds: float) -> None:
         self._steps += 1

@@ -104,6 +104,16 @@ class Recorder:
         """Whether the planner wants to know how free drafters would have done."""
         return bool(getattr(self._planner, "learns", True))
 
+    @property
+    def refines(self) -> bool:
+        """Whether the planner ever shortens what was drafted."""
+        return bool(getattr(self._planner, "refines", True))
+
+    @property
+    def refines_between_rounds(self) -> bool:
+        """Whether it wants to be asked after every round."""
+        return bool(getattr(self._planner, "refines_between_rounds", True))
+
     def plan(self, view: BatchView) -> Plan:
         """The planner's plan."""
         self._planned, self._refinements = None, []

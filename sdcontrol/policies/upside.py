@@ -1,0 +1,104 @@
+"""What an arm that is off could bring, if it were accepted more often than is believed.
+
+Knows nothing of when to try one. The log-odds of acceptance are believed to within `spread`, a
+standard deviation; the expected improvement is that of the better half of what they may be.
+"""
+
+import math
+
+import numpy as np
+
+from sdcontrol.compiled import compiled
+from sdcontrol.core import FloatArray
+from sdcontrol.policies.problem import Answer, IntArray, Problem, Tables
+
+__all__ = ["upside"]
+
+_TABLES = (
+    "Tuple((float64[:,:,::1], int64[:,::1], int64[::1], float64[::1], "
+    "float64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
+)
+_ANSWER = "Tuple((int64[::1], int64[::1], float64))"
+_HOPES = ((1.0, 0.24), (2.0, 0.07))  # spreads above what is believed, and how likely
+_LEAST_RATE = 1e-6
+_LONE, _IDLE, _ALL = range(3)  # who might use the arm
+
+_Answer = tuple[IntArray, IntArray, float]
+
+
+def upside(
+    problem: Problem, answer: Answer, a: int, r: int, *, spread: float, round_share: float
+) -> float:
+    """By what share arm `a` is expected to raise the rate, where it turns out well; at least 0.
+
+    It might be used by request `r` alone, by all without drafts, or by all. A round may turn out to
+    take only `round_share` of what is believed.
+    """
+    plan = answer.arm, answer.length, float(answer.rate)
+    return float(_upside(problem.tables, plan, a, r, (spread, round_share)))
+
+
+@compiled(f"float64[:,::1]({_TABLES}, int64, float64)")
+def _hoped(tables: Tables, a: int, ratio: float) -> FloatArray:
+    """Gains of arm `a` at `ratio` times the odds of acceptance, `[requests, lengths]`."""
+    gain, limit = tables[0], tables[1]
+    requests, lengths = gain.shape[1], gain.shape[2]
+    hoped = np.zeros((requests, lengths))
+    for r in range(requests):
+        reached = survival = 1.0
+        for n in range(1, lengths):
+            hoped[r, n] = hoped[r, n - 1]
+            believed = gain[a, r, n] - gain[a, r, n - 1]
+            if n <= limit[a, r] and believed > 0.0:
+                rate = min(max(believed / survival, _LEAST_RATE), 1.0 - _LEAST_RATE)
+                odds = rate / (1.0 - rate) * ratio
+                reached *= odds / (1.0 + odds)
+                hoped[r, n] += reached
+                survival = believed
+    return hoped
+
+
+@compiled("float64(float64[:,:,::1], int64[::1], int64[::1])")
+def _tokens(gain: FloatArray, arm: IntArray, length: IntArray) -> float:
+    """That a plan is expected to emit."""
+    tokens = float(len(arm))
+    for r in range(len(arm)):
+        tokens += gain[arm[r], r, length[r]]
+    return tokens
+
+
+@compiled(f"float64({_TABLES}, {_ANSWER}, float64[:,::1], UniTuple(int64, 4), float64)")
+def _rate_with(
+    tables: Tables, plan: _Answer, hoped: FloatArray, how: tuple[int, int, int, int], share: float
+) -> float:
+    """The rate where others use an arm; `how`: the arm, a request, who uses it, tokens for each."""
+    gain, limit, family, verify, rounds, _, catch_up, _ = tables
+    arm, length, rate = plan
+    a, lone, who, n = how
+    tokens, held = _tokens(gain, arm, length), length.sum()
+    others = 0.0 if who == _ALL else tokens / rate - verify[held]  # the plan's own drafting
+    drafts, users, lag = held, 0, 0.0
+    for r in range(len(arm)):
+        is_asked = r == lone if who == _LONE else who == _ALL or length[r] == 0
+        if is_asked and limit[a, r] > 0:
+            most = min(n, limit[a, r])
+            tokens += hoped[r, most] - gain[arm[r], r, length[r]]
+            drafts += most - length[r]
+            lag += catch_up[a, r]
+            users += 1
+    if users == 0 or drafts >= len(verify):
+        return 0.0
+    seconds = others + verify[drafts] + n * share * rounds[family[a], users] + lag
+    return float(tokens / seconds)
+
+
+@compiled(f"float64({_TABLES}, {_ANSWER}, int64, int64, UniTuple(float64, 2))")
+def _upside(tables: Tables, plan: _Answer, a: int, lone: int, doubts: tuple[float, float]) -> float:
+    (spread, share), rate, expected = doubts, plan[2], 0.0
+    for hope, likelihood in _HOPES:
+        hoped, best = _hoped(tables, a, math.exp(hope * spread)), rate
+        for who in (_LONE, _IDLE, _ALL):
+            for n in range(1, hoped.shape[1]):
+                best = max(best, _rate_with(tables, plan, hoped, (a, lone, who, n), share))
+        expected += likelihood * (best / rate - 1.0)
+    return expected

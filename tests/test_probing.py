@@ -1,0 +1,117 @@
+"""Probes: what they cost is bounded, and they are made where they are worth it."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sdcontrol.core import BatchView, Belief, Hint, Observation, Plan, RequestView
+from sdcontrol.estimators.price import step_seconds
+from sdcontrol.policies.goodput import Goodput
+from tests.plan_instances import DrawnCost, observation_of
+
+
+def probe_costs(
+    batch: int, rates: dict[str, float], steps: int, hazard: Callable[[int], float]
+) -> tuple[list[float], float]:
+    """By step, the seconds that probes cost; and the seconds of a plain step.
+
+    `rates` are seconds per round of each arm, whose acceptance is believed to be `hazard(step)`.
+    """
+    cost = DrawnCost("linear", 1.0, 0.001, 1, 0.0, {arm: (s, 0.0, 0.0) for arm, s in rates.items()})
+    policy = Goodput()
+    spent = []
+    for step in range(steps):
+        requests = tuple(RequestView(str(r), 500, 9, 99, 0.0, tuple(rates)) for r in range(batch))
+        view = BatchView(step, requests, 10_000)
+        rows = np.cumprod(np.full((batch, 6), hazard(step)), axis=1)
+        plan = policy.plan(view, Belief(dict.fromkeys(rates, rows), cost))
+        seconds = step_seconds(view, plan, cost)
+        spent.append(seconds - step_seconds(view, Plan.off(view), cost))
+        assert sum(choice.drafter is not None for choice in plan.choices) <= 1
+        policy.update(observation_of(view, plan, seconds))
+    return spent, step_seconds(view, Plan.off(view), cost)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("rates", [{"a": 0.5}, {"a": 1.0, "b": 0.2}, {"a": 0.05, "b": 0.4}])
+def test_probes_never_cost_more_than_their_share_of_the_time(
+    batch: int, rates: dict[str, float]
+) -> None:
+    """Where drafting never pays: at most 0.75 steps are borrowed, and from step 300 on no more than
+    1 % of all time was spent; nor is the allowance left to lie."""
+    spent, plain = probe_costs(batch, rates, 2000, lambda step: 0.02)
+    total = np.cumsum(spent)
+    passed = plain * np.arange(1, 2001) + total
+    assert (total[300:] <= 0.01 * passed[300:]).all()
+    assert (total <= 0.01 * passed + 0.75 * plain).all()
+    assert total[-1] >= 0.002 * passed[-1]
+
+
+def first_tries(hazards: dict[str, float], rounds: dict[str, float], steps: int) -> dict[str, int]:
+    """Of a lone request: the step in which each arm was first drafted with."""
+    cost = DrawnCost("linear", 1.0, 0.05, 1, 0.0, {arm: (s, 0.0, 0.0) for arm, s in rounds.items()})
+    policy, tried = Goodput(), dict[str, int]()
+    for step in range(steps):
+        hints = {"ngram": Hint(max_draft_tokens=6, match_tokens=16)}
+        request = RequestView("r", 5000, 9, 999, 0.0, tuple(hazards), hints)
+        view = BatchView(step, (request,), 10_000)
+        rows = {arm: np.cumprod(np.full((1, 6), hazard), axis=1) for arm, hazard in hazards.items()}
+        plan = policy.plan(view, Belief(rows, cost))
+        choice = plan.choices[0]
+        if choice.drafter is not None:
+            tried.setdefault(choice.drafter, step)
+        policy.update(observation_of(view, plan, step_seconds(view, plan, cost)))
+    return tried
+
+
+def test_what_may_well_pay_is_tried_within_the_first_steps() -> None:
+    """Off for now, though little more acceptance would make it pay."""
+    tried = first_tries({"draft_model": 0.2}, {"draft_model": 0.25}, 20)
+    assert tried["draft_model"] <= 5
+
+
+def test_a_good_plan_is_not_interrupted_by_what_could_hardly_beat_it() -> None:
+    """Copies: 6 tokens a step by look-up, of which a model's six rounds would make a slow one."""
+    hazards = {"ngram": 0.97, "draft_model": 0.65, "sparse_kv": 0.85}
+    rounds = {"ngram": 0.0, "draft_model": 0.2, "sparse_kv": 1.0}
+    assert set(first_tries(hazards, rounds, 60)) == {"ngram"}
+
+
+def test_whatever_seems_hopeless_is_tried_at_last() -> None:
+    """When the allowance is full; a family never drafted with is first."""
+    hazards = {"draft_model": 0.02, "sparse_kv": 0.02}
+    tried = first_tries(hazards, {"draft_model": 0.2, "sparse_kv": 1.0}, 1000)
+    assert set(tried) == set(hazards)
+
+
+def test_an_unlucky_start_is_thought_over_within_its_first_hundred_steps() -> None:
+    """A lone request whose drafter costs a tenth of a step is given several probes."""
+    spent, _ = probe_costs(1, {"draft_model": 0.1}, 100, lambda step: 0.05)
+    assert sum(seconds > 0.0 for seconds in spent) >= 5
+
+
+def test_no_probes_without_a_share_and_none_for_arms_seen_in_shadow() -> None:
+    cost = DrawnCost("linear", 1.0, 0.001, 1, 0.0, {"draft_model": (0.5, 0.0, 0.0)})
+    request = RequestView("r", 500, 9, 99, 0.0, ("draft_model",))
+    view = BatchView(0, (request,) * 3, 10_000)
+    belief = Belief({"draft_model": np.cumprod(np.full((3, 6), 0.05), axis=1)}, cost)
+    silent, shadowed = Goodput(probe_share=0.0), Goodput()
+    for _ in range(1000):
+        seen = observation_of(view, Plan.off(view), 1.0)
+        silent.update(seen)
+        assert silent.plan(view, belief).is_off
+        shadow = {"draft_model": (1, None, 0)}
+        shadowed.update(
+            Observation(
+                seen.view,
+                seen.plan,
+                seen.drafted,
+                seen.proposed,
+                seen.accepted,
+                seen.emitted,
+                seen.timing,
+                shadow=shadow,
+            )
+        )
+        assert shadowed.plan(view, belief).is_off
