@@ -174,12 +174,13 @@ class Controller:
             self._fault(observation.view, "update_raised", error)
 
     def _learn(self) -> None:
-        update_cost = getattr(self.cost, "update", None)
+        """Acceptances from all that waited, costs from the last: the others were much the same."""
+        last = self._unlearnt[-1]
         while self._unlearnt:
-            observation = self._unlearnt.pop(0)
-            self.acceptance.update(observation)
-            if update_cost is not None:
-                update_cost(observation)
+            self.acceptance.update(self._unlearnt.pop(0))
+        update_cost = getattr(self.cost, "update", None)
+        if update_cost is not None:
+            update_cost(last)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

@@ -1,7 +1,7 @@
 """Whether what was observed may wait to be learnt, where steps are so short that learning weighs.
 
-Learning from four steps at once takes little longer than from one: what a forward pushed out of the
-caches is fetched once. Knows nothing of what is learnt. A fold over observations, like all that
+Learning from four steps at once takes less than four times as long as from one: what a forward
+pushed out of the caches is fetched once, and costs are learnt from the last alone. Knows nothing of what is learnt. A fold over observations, like all that
 decides: how long the controller took is what they say, never measured again.
 """
 

@@ -47,7 +47,7 @@ class Goodput(Policy):
         catch_up_horizon_tokens: int = 64,
     ) -> None:
         self.catch_up_horizon_tokens = catch_up_horizon_tokens
-        self.probing = Probing(probe_share, probe_tokens)
+        self.probing = Probing(probe_share, probe_tokens, catch_up_horizon_tokens)
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The plan of most expected tokens per second, and now and then a probe."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sdcontrol.core import BatchView, Choice, Observation, Plan, family_of
 from sdcontrol.policies.problem import Answer, Problem
-from sdcontrol.policies.upside import upside
+from sdcontrol.policies.upside import cheapest, upside
 
 __all__ = ["Probing"]
 
@@ -28,7 +28,6 @@ _STEP_MEMORY = 0.95  # of the average step's seconds, per step
 _TURN_MEMORY = 0.995  # of what each arm spent, per step
 _SURE_PROBES = 8.0  # probes without effect that double the next one's price
 _MOST_WEIGHT = 4.0
-_LEAST_SHARE = 0.02  # of a plain step, that a probe counts for even where it is free
 _LONGEST_SECONDS = 60.0  # that a step may have taken to count
 _LASTING_VARIANCE = 0.5  # of an arm's log-odds of acceptance, however often it was seen
 _FIRST_VARIANCE = 1.0  # on top of that, of one never seen
@@ -180,21 +179,8 @@ def _cheapest(
 ) -> _Probe | None:
     """Of most expected outcomes per second, for the request whose turn it is; None: nobody can."""
     r = _whose_turn(view.step, problem, answer, a)
-    held = int(answer.length[r])
-    tokens = int(answer.length.sum()) - held
-    most = min(int(problem.limit[a, r]), most_tokens, len(problem.verify) - 1 - tokens)
-    best, most_outcomes = None, 0.0
-    gains = problem.gain[a, r].tolist()
-    expected = float(problem.gain[answer.arm[r], r, held])
-    for n in range(1, most + 1):
-        seconds = float(problem.rounds[problem.family[a], 1]) * n
-        seconds += max(float(problem.verify[tokens + n] - problem.verify[tokens + held]), 0.0)
-        seconds += max(expected - gains[n], 0.0) / answer.rate + float(problem.catch_up[a, r])
-        seconds = max(seconds, _LEAST_SHARE * float(problem.verify[0]))
-        outcomes = (1.0 + gains[n - 1]) / seconds  # a token counts where those before it were right
-        if outcomes > most_outcomes:
-            best, most_outcomes = _Probe(r, n, seconds), outcomes
-    return best
+    length, seconds = cheapest(problem, answer, a, r, most_tokens=most_tokens)
+    return _Probe(r, length, seconds) if length else None
 
 
 def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:

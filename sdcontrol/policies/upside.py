@@ -1,4 +1,4 @@
-"""What an arm that is off could bring, if it were accepted more often than is believed.
+"""What trying an arm that is off costs, and what it could bring if it were accepted more often.
 
 Knows nothing of when to try one. The log-odds of acceptance are believed to within `spread`, a
 standard deviation; the expected improvement is that of the better half of what they may be.
@@ -12,7 +12,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.policies.problem import Answer, IntArray, Problem, Tables
 
-__all__ = ["upside"]
+__all__ = ["cheapest", "upside"]
 
 _TABLES = (
     "Tuple((float64[:,:,::1], int64[:,::1], int64[::1], float64[::1], "
@@ -21,9 +21,22 @@ _TABLES = (
 _ANSWER = "Tuple((int64[::1], int64[::1], float64))"
 _HOPES = ((1.0, 0.24), (2.0, 0.07))  # spreads above what is believed, and how likely
 _LEAST_RATE = 1e-6
+_LEAST_SHARE = 0.02  # of a plain step, that a try counts for even where it is free
 _LONE, _IDLE, _ALL = range(3)  # who might use the arm
 
 _Answer = tuple[IntArray, IntArray, float]
+
+
+def cheapest(
+    problem: Problem, answer: Answer, a: int, r: int, *, most_tokens: int
+) -> tuple[int, float]:
+    """Draft tokens, and seconds, of the try by request `r` of most expected outcomes per second.
+
+    The seconds are those of drafting, verification and the tokens of the plan given up. 0 tokens
+    where it cannot try.
+    """
+    plan = answer.arm, answer.length, float(answer.rate)
+    return _cheapest(problem.tables, plan, a, r, most_tokens)
 
 
 def upside(
@@ -36,6 +49,25 @@ def upside(
     """
     plan = answer.arm, answer.length, float(answer.rate)
     return float(_upside(problem.tables, plan, a, r, (spread, round_share)))
+
+
+@compiled(f"Tuple((int64, float64))({_TABLES}, {_ANSWER}, int64, int64, int64)")
+def _cheapest(tables: Tables, plan: _Answer, a: int, r: int, most_tokens: int) -> tuple[int, float]:
+    gain, limit, family, verify, rounds, _, catch_up, _ = tables
+    arm, length, rate = plan
+    held, others = length[r], length.sum() - length[r]
+    expected, best, best_seconds, most_outcomes = gain[arm[r], r, held], 0, 0.0, 0.0
+    for n in range(1, min(limit[a, r], most_tokens, len(verify) - 1 - others) + 1):
+        seconds = rounds[family[a], 1] * n + catch_up[a, r]
+        seconds += max(verify[others + n] - verify[others + held], 0.0)
+        seconds += max(expected - gain[a, r, n], 0.0) / rate
+        seconds = max(seconds, _LEAST_SHARE * verify[0])
+        outcomes = (
+            1.0 + gain[a, r, n - 1]
+        ) / seconds  # a token counts where those before were right
+        if outcomes > most_outcomes:
+            best, best_seconds, most_outcomes = n, seconds, outcomes
+    return best, best_seconds
 
 
 @compiled(f"float64[:,::1]({_TABLES}, int64, float64)")
