@@ -18,6 +18,7 @@ COMMANDS = (
     ("benchmarks.learned", "--json"),
     ("benchmarks.ab",),
     ("benchmarks.gpu",),
+    ("benchmarks.figures",),  # into the documents
 )
 
 
