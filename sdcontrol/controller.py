@@ -102,7 +102,8 @@ class Controller:
         self._fault_steps: list[int] = []
         self._believed: tuple[BatchView, Belief] | None = None
         self._unlearnt: list[Observation] = []
-        self._waiting = Waiting()
+        self._waiting = Waiting(max_draft_tokens)
+        self._may_repeat: Callable[[Plan], bool] | None = getattr(self.policy, "may_repeat", None)
 
     def belief(self, view: BatchView) -> Belief:
         """What is believed of `view` now: survival of drafts, and costs."""
@@ -122,9 +123,11 @@ class Controller:
                 return _plain(view, fault)
         started = self._clock() if self._clock is not None else 0.0
         try:
-            belief = self.belief(view) if self.learns else Belief({}, self.cost)
-            plan = self.policy.plan(view, belief)
-            _check(plan, view)
+            plan = self._repeated(view)
+            if plan is None:
+                belief = self.belief(view) if self.learns else Belief({}, self.cost)
+                plan = self.policy.plan(view, belief)
+                _check(plan, view)
         except PlanError as error:
             return self._without(view, "plan_impossible", error)
         except Exception as error:
@@ -134,6 +137,13 @@ class Controller:
             took = f"{seconds:.3f} s of {self.plan_budget_seconds} s"
             return self._without(view, "plan_stalled", TimeoutError(took))
         return plan
+
+    def _repeated(self, view: BatchView) -> Plan | None:
+        """The last plan, where the policy lets it stand and a new one would hardly differ."""
+        if self._may_repeat is None:
+            return None
+        plan = self._waiting.repeated(view)
+        return plan if plan is not None and self._may_repeat(plan) else None
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
         """Shorten after (a round of) drafting; never lengthens, only drops suffixes.
@@ -163,6 +173,7 @@ class Controller:
         self._count_faults(observation)
         self._believed = None
         if self.learns:
+            self._waiting.observe(observation)
             self._unlearnt.append(observation)
             if not self._waiting.may_wait(observation, len(self._unlearnt)):
                 self._learn()

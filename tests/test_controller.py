@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from sdcontrol.core import (
 )
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.policies.base import Policy
+from sdcontrol.policies.goodput import Goodput
 
 ARMS = ("ngram", "sparse_kv:512", "draft_model")
 RATES = {"ngram": 0.4, "sparse_kv:512": 0.9, "draft_model": 0.7}
@@ -386,6 +387,41 @@ class Counting(AcceptanceEstimator):
     def update(self, observation: Observation) -> None:
         self.learnt.append(observation.view.step)
         super().update(observation)
+
+
+def busy(controller: Controller, share: float, match_tokens: Sequence[int]) -> list[Plan]:
+    """Plans for a lone request, of whose steps the controller takes `share`, after 40 others."""
+    rng, plans = np.random.default_rng(3), []
+    for step, tokens in enumerate((*[5] * 40, *match_tokens)):
+        hints = {"ngram": Hint(max_draft_tokens=8, match_tokens=tokens)}
+        request = RequestView("r", 2000 + step, 500 + step, 1000, 0.0, ARMS[:1], hints)
+        view = BatchView(step, (request,), 1000)
+        observation = decoded(view, controller.plan(view), rng)
+        seconds = share / (1.0 - share) * observation.timing.verify_seconds
+        timing = replace(observation.timing, controller_seconds=seconds, overhead_seconds=0.0)
+        controller.observe(replace(observation, timing=timing))
+        plans.append(observation.plan)
+    return plans[40:]
+
+
+def test_a_lone_request_keeps_its_plan_while_hints_stay_and_planning_weighs() -> None:
+    same = busy(Controller("goodput", clock=None), 0.1, [5] * 12)
+    runs = [len(list(run)) for _, run in itertools.groupby(same, key=id)]
+    assert max(runs) == 4  # one made, three repeated
+    assert len(runs) <= 4
+    assert len({id(plan) for plan in busy(Controller("goodput", clock=None), 0.01, [5] * 12)}) == 12
+    changing = busy(Controller("goodput", clock=None), 0.1, [1, 13] * 6)
+    assert len({id(plan) for plan in changing}) == 12
+
+
+def test_plans_that_try_an_arm_or_are_another_policys_are_not_repeated() -> None:
+    policy = Controller("goodput").policy
+    assert isinstance(policy, Goodput)
+    assert policy.may_repeat(Plan((Choice.off(),), "goodput: memory-bound"))
+    assert not policy.may_repeat(Plan((Choice.off(),), "goodput; probes ngram for at most 0.1 s"))
+    scripted = Scripted(lambda view, belief: Plan.uniform(view, "ngram", 1, str(view.step)))
+    plans = busy(Controller(scripted, clock=None), 0.1, [5] * 12)
+    assert len({plan.reason for plan in plans}) == 12
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from sdcontrol import SpeculativeDecoder, policies
 from sdcontrol.controller import Controller
-from sdcontrol.core import BatchView, Belief, Confidence, Observation, Plan
+from sdcontrol.core import (
+    BatchView,
+    Belief,
+    Confidence,
+    Hint,
+    Observation,
+    Plan,
+    RequestView,
+    Timing,
+)
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError, TraceError, UnknownName
 from sdcontrol.estimators.cost import OnlineCost
@@ -85,6 +94,26 @@ def test_graph_buckets_are_part_of_the_recording(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "trace")
     assert replay_exactly(trace).is_exact
     assert not replay_exactly(trace, controller=Controller("goodput", clock=None)).is_exact
+
+
+def test_what_was_put_off_in_short_steps_is_put_off_again(tmp_path: Path) -> None:
+    """Learning that waits and plans that are repeated follow the recorded times."""
+    with Recorder(Controller("goodput"), tmp_path / "t") as recorder:
+        for step in range(160):
+            hints = {"ngram": Hint(max_draft_tokens=8, match_tokens=5 if step % 7 else 1)}
+            request = RequestView("r", 2000 + step, step, 1000, 0.0, ("ngram",), hints)
+            view = BatchView(step, (request,), 1000)
+            plan = recorder.plan(view)
+            drafted = plan.choices[0].num_draft_tokens
+            kept, timing = drafted // 2, Timing({}, 5e-3, 1e-3, 1e-4)
+            recorder.observe(
+                Observation(view, plan, (drafted,), (drafted,), (kept,), (kept + 1,), timing)
+            )
+    trace = Trace(tmp_path / "t")
+    reasons = [step.observation.plan.reason for step in trace.steps()]
+    assert len(set(reasons[:64])) > 60
+    assert len(set(reasons[64:])) < 80  # some were repeated
+    assert replay_exactly(trace).is_exact
 
 
 def test_refinements_are_replayed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 
-__all__ = ["NUM_BUCKETS", "bucket_of", "buckets_of", "prior_rates"]
+__all__ = ["NUM_BUCKETS", "bucket_of", "bucket_of_match", "buckets_of", "prior_rates"]
 
 IntArray = NDArray[np.int64]
 
@@ -23,9 +23,15 @@ _CONFIDENCE_BUCKETS = 8
 _FIRST_CONFIDENCE = 1 + len(_MATCH_PRIORS)
 NUM_BUCKETS = _FIRST_CONFIDENCE + _CONFIDENCE_BUCKETS
 _LONG_MATCH = _MATCH_UP_TO[-1] + 1
-_MATCH_BUCKETS = np.array(
-    [1 + bisect_left(_MATCH_UP_TO, length) for length in range(_LONG_MATCH + 1)], dtype=np.int64
-)
+_MATCH_TABLE = [1 + bisect_left(_MATCH_UP_TO, length) for length in range(_LONG_MATCH + 1)]
+_MATCH_BUCKETS = np.array(_MATCH_TABLE, dtype=np.int64)
+
+
+def bucket_of_match(match_tokens: int | None) -> int | None:
+    """The bucket of a match; None where a hint does not speak of matches."""
+    if match_tokens is None or match_tokens < 0:
+        return None
+    return _MATCH_TABLE[min(match_tokens, _LONG_MATCH)]
 
 
 @compiled("int64(int64, float64)")

@@ -11,7 +11,7 @@ from pydantic import Field
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
-from sdcontrol.policies.probing import Probing
+from sdcontrol.policies.probing import Probing, is_probe
 from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.reading import read, read_drafted, to_choices, without_prefill
 
@@ -57,6 +57,10 @@ class Goodput(Policy):
         answer = maximise(problem, _rate(view, belief, problem))
         plan = Plan(to_choices(problem, answer), _reason(problem, answer))
         return self.probing.probe(view, plan, problem, answer)
+
+    def may_repeat(self, plan: Plan) -> bool:
+        """Whether `plan` may stand for another step; one that tries an arm may not."""
+        return not is_probe(plan)
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """`plan` without the tokens that no longer pay, now that their confidences are known.

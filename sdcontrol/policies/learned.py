@@ -51,6 +51,10 @@ class Learned(Policy):
         survival = self.model.survival(view, belief.survival)
         return _said(words, self._goodput.plan(view, Belief(survival, cost)))
 
+    def may_repeat(self, plan: Plan) -> bool:
+        """Whether `plan` may stand for another step."""
+        return self._goodput.may_repeat(plan)
+
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """As `goodput`, with the learned step time where the step is like those seen."""
         priced = Belief(belief.survival, self.cost(view, belief.cost))

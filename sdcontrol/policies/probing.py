@@ -17,7 +17,7 @@ from sdcontrol.core import BatchView, Choice, Observation, Plan, family_of
 from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.upside import cheapest, upside
 
-__all__ = ["Probing"]
+__all__ = ["Probing", "is_probe"]
 
 _SAVED_STEPS = 3.0  # steps' time that the allowance can hold
 _LOAN = 0.25  # of that, at the start
@@ -200,6 +200,11 @@ def _with(plan: Plan, arm: str, probe: _Probe) -> Plan:
     r = probe.request
     choices = (*plan.choices[:r], Choice.of(arm, probe.length), *plan.choices[r + 1 :])
     return Plan(choices, f"{plan.reason}{_MARK}{arm}{_PRICE}{probe.seconds:.3g} s")
+
+
+def is_probe(plan: Plan) -> bool:
+    """Whether one of the plan's requests tries an arm that is off."""
+    return _MARK in plan.reason
 
 
 def _probed(plan: Plan) -> tuple[str | None, float]:
