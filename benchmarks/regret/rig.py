@@ -6,7 +6,7 @@ so that it sees a decode without gaps. Between arms nothing is left but the cach
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.regret.contexts import is_in_place, lay_out
@@ -44,7 +44,7 @@ class Run:
     seconds: float
     stats: EngineStats  # of the timed steps
     controller_shares: tuple[float, ...]  # plan and observe over the step, per step
-    texts: tuple[int, ...]  # a hash per request
+    outputs: tuple[tuple[int, ...], ...]  # of the first requests, as far as they came
 
     @property
     def rate(self) -> float:
@@ -82,25 +82,49 @@ class Rig:
         gc.freeze()  # models, prompts and libraries: else each collection looks through them
 
     def run(self, arm: Arm, phase: int, block: int, *, tokens: int | None = None) -> Run:
-        """Decode a phase from its contexts to the last token; admission is not timed."""
+        """Decode a phase at its batch size, from its contexts; the first admission is not timed.
+
+        A request that ends begins again, so that no arm is measured by its slowest request, at a
+        batch that shrinks; `tokens` per request (the case's, by default) are decoded in all.
+        """
         self._put_in(arm)
         gc.collect()
-        engine = self.engine
-        ids = [self._submit(p, i, block, tokens) for i, p in enumerate(self.phases[phase])]
-        live = dict(engine.requests)
+        engine, prompts = self.engine, self.phases[phase]
+        first = [self._submit(p, i, block, tokens) for i, p in enumerate(prompts)]
+        slots = dict(zip(first, range(len(prompts)), strict=True))
+        requests = [engine.requests[name] for name in first]
         engine.step()
-        for request in live.values():
-            request.scheduled.shareable = False  # the next arm finds the contexts, nothing else
+        self._keep_to_themselves(slots)
         timed, shares = EngineStats(), []
+        target = len(prompts) * (tokens or self.case.tokens)
         started = time.perf_counter()
-        while engine.has_work:
+        while timed.emitted < target:
             observation = engine.step()
             timed.add(observation)
             shares.append(_controller_share(observation))
+            for name in [name for name in slots if name not in engine.requests]:
+                index = slots.pop(name) + len(prompts)  # the same request of the next turn
+                prompt = prompts[index % len(prompts)]
+                slots[self._submit(prompt, index, block, tokens)] = index
+            self._keep_to_themselves(slots)
         seconds = time.perf_counter() - started
-        engine.take_events()
-        texts = tuple(hash(tuple(live[name].output)) for name in ids)
-        return Run(timed.emitted, seconds, timed, tuple(shares), texts)
+        self._drop(slots)
+        outputs = tuple(tuple(request.output) for request in requests)
+        return Run(timed.emitted, seconds, timed, tuple(shares), outputs)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.engine.cancel(name)
+        while self.engine.has_work:
+            self.engine.step()
+        self.engine.take_events()
+
+    def _keep_to_themselves(self, names: Iterable[str]) -> None:
+        """Requests that were admitted share no more: the next arm finds the contexts, nothing else."""
+        for name in names:
+            scheduled = self.engine.requests[name].scheduled
+            if scheduled.cached_tokens:
+                scheduled.shareable = False
 
     def close(self) -> None:
         """Free the memory."""

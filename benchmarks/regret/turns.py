@@ -99,9 +99,10 @@ def _count(turns: Turns, block: int, measured: Mapping[str, list[Run]]) -> None:
     plain = turns.runs[OFF][block - 1]
     for name, runs in measured.items():
         for run, reference in zip(runs, plain, strict=True) if name != OFF else ():
-            pairs = zip(run.texts, reference.texts, strict=True)
-            turns.compared_texts += len(run.texts)
-            turns.differing_texts += sum(text != other for text, other in pairs)
+            for text, other in zip(run.outputs, reference.outputs, strict=True):
+                most = min(len(text), len(other))
+                turns.compared_texts += 1
+                turns.differing_texts += text[:most] != other[:most]
 
 
 def _after_screening(turns: Turns, case: Case) -> dict[str, Arm]:
