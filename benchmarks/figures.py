@@ -230,6 +230,26 @@ def ab() -> str:
     return f"{table(('part', 'outcome'), rows)}\n\n{made(found)}"
 
 
+def recording() -> str:
+    """What recording takes of a step."""
+    found = results("recording")
+    rows = []
+    for row in found["results"]:
+        wall, whole = (
+            [100.0 * (ratio - 1.0) for ratio in row[of]] for of in ("wall", "end_to_end")
+        )
+        rows.append(
+            (
+                row["batch"],
+                f"{row['step_milliseconds']:.0f} ms",
+                f"{wall[0]:+.1f} % [{wall[1]:+.1f}, {wall[2]:+.1f}]",
+                f"{whole[0]:+.1f} % [{whole[1]:+.1f}, {whole[2]:+.1f}]",
+            )
+        )
+    heads = ("batch", "step", "by the wall clock (target 1 %)", "CPU of loop and writer thread")
+    return f"{table(heads, rows)}\n\n{made(found)}"
+
+
 def summary() -> str:
     """The README's table."""
     ours = {row["case"]: f"{row['speed']:.2f}x" for row in results("engine-float32")["results"]}
@@ -239,6 +259,7 @@ def summary() -> str:
     over = [row["to_best_fixed"][row["compared"]]["ratio"] for row in public]
     by_name = {row["what"]: row for row in results("replay")["results"]}
     speed, memory = by_name["speed"]["million_tokens_per_minute"], by_name["memory"]
+    foreseen = results("fidelity")["results"][0]
     rows = [
         (
             "text equal to the model's own",
@@ -268,6 +289,12 @@ def summary() -> str:
             "`benchmarks.public_traces`",
         ),
         (
+            "what-if replay against live runs, tokens/s",
+            f"median error {100 * foreseen['median_error']:.1f} %, "
+            f"worst {100 * foreseen['worst_error']:.1f} %",
+            "`benchmarks.fidelity`",
+        ),
+        (
             "replay",
             f"{speed} million simulated tokens a minute and core; {memory['requests']:,} requests in "
             f"{memory['peak_mib']:.0f} MiB",
@@ -289,6 +316,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         learned,
         replay,
         fidelity,
+        recording,
         public_traces,
         ab,
         summary,

@@ -121,10 +121,9 @@ class Rig:
 
     def _keep_to_themselves(self, names: Iterable[str]) -> None:
         """Requests that were admitted share no more: the next arm finds the contexts, nothing else."""
-        for name in names:
-            scheduled = self.engine.requests[name].scheduled
-            if scheduled.cached_tokens:
-                scheduled.shareable = False
+        for request in map(self.engine.requests.get, names):
+            if request is not None and request.scheduled.cached_tokens:
+                request.scheduled.shareable = False
 
     def close(self) -> None:
         """Free the memory."""
