@@ -225,20 +225,22 @@ def rig() -> Rig:
     return Rig(replace(quick(WORKLOADS[0]), tokens=24), is_tiny=True)
 
 
-def test_nothing_is_prefilled_while_time_is_taken(rig: Rig) -> None:
+def test_no_context_is_prefilled_while_time_is_taken(rig: Rig) -> None:
+    """Of a request that begins again, the last token of its prompt alone."""
     for block in (1, 2):
         for spec in (OFF, "static:draft_model:2", ADAPTIVE):
             run = rig.run(Arm("arm", spec), 1, block)
-            assert run.stats.prefill_tokens == 0
-            assert len(run.texts) == len(rig.phases[1])
+            assert run.stats.prefill_tokens <= 2 * len(rig.phases[1])
+            assert len(run.outputs) == len(rig.phases[1])
+            assert run.tokens >= rig.case.tokens * len(rig.phases[1])
             assert run.seconds > 0
 
 
 def test_arms_leave_the_cache_as_they_found_it(rig: Rig) -> None:
     before = rig.engine.pool.free_blocks
-    cached = rig.run(Arm("arm", "static:ngram:4"), 1, 3).texts
+    cached = rig.run(Arm("arm", "static:ngram:4"), 1, 3).outputs
     assert rig.engine.pool.free_blocks == before
-    assert rig.run(Arm("arm", "static:ngram:4"), 1, 3).texts == cached
+    assert rig.run(Arm("arm", "static:ngram:4"), 1, 3).outputs == cached
 
 
 def test_kinds_are_accepted_at_their_own_rates(rig: Rig) -> None:
