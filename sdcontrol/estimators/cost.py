@@ -141,12 +141,12 @@ class OnlineCost:
     def step_table(
         self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
     ) -> FloatArray:
-        """See `price.LinearCost`."""
+        """See `price.TabledCost`."""
         beside = self.overhead_seconds()
         return self._forward.table(first_tokens, most_draft_tokens, kv_tokens, num_requests, beside)
 
     def lines(self, families: tuple[str, ...]) -> FloatArray:
-        """See `price.LinearCost`; kept until the next measurement."""
+        """See `price.TabledCost`; kept until the next measurement."""
         lines = self._lines.get(families)
         if lines is None:
             rows = [self._line(family) for family in families]

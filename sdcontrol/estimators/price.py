@@ -17,20 +17,20 @@ import numpy as np
 from sdcontrol.core import BatchView, Cost, FloatArray, Plan, RequestView, family_of
 
 __all__ = [
-    "LinearCost",
+    "TabledCost",
     "catch_up_seconds",
     "catch_up_tokens",
     "drafting_seconds",
     "expected_gain",
-    "is_linear",
+    "is_tabled",
     "round_kv_tokens",
     "sparse_budget",
     "step_seconds",
 ]
 
 
-class LinearCost(Cost, Protocol):
-    """A cost whose rounds are straight lines: the same prices with fewer calls."""
+class TabledCost(Cost, Protocol):
+    """A cost that gives prices as a table and as lines: the same, with fewer calls."""
 
     def step_table(
         self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
@@ -48,8 +48,8 @@ class LinearCost(Cost, Protocol):
         ...
 
 
-def is_linear(cost: Cost) -> TypeGuard[LinearCost]:
-    """Whether a cost is a `LinearCost`."""
+def is_tabled(cost: Cost) -> TypeGuard[TabledCost]:
+    """Whether a cost is a `TabledCost`."""
     return hasattr(cost, "step_table")
 
 

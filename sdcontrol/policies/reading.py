@@ -12,7 +12,7 @@ import numpy as np
 from sdcontrol.columns import NO_LIMIT, columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
 from sdcontrol.estimators.acceptance import Survival
-from sdcontrol.estimators.price import is_linear, sparse_budget
+from sdcontrol.estimators.price import is_tabled, sparse_budget
 from sdcontrol.policies.posing import Posed, Prices, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
@@ -138,7 +138,7 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
     batch, kv_tokens = len(view.requests), float(columns_of(view).kv_tokens)
     draft_tokens = max(min(most_tokens, view.free_kv_tokens), 0)
     first = batch + prefill_tokens
-    if is_linear(cost):
+    if is_tabled(cost):
         return cost.step_table(first, draft_tokens, kv_tokens, batch)
     tokens = np.arange(float(first), first + draft_tokens + 0.5)
     seconds = cost.verify_seconds(tokens, kv_tokens, batch) + cost.overhead_seconds()
@@ -147,7 +147,7 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
 
 def _prices(layout: _Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Prices:
     """Seconds of rounds, and of rounds and catch-up along lines; a table of rounds goes first."""
-    if is_linear(cost):
+    if is_tabled(cost):
         return _NO_TABLE, cost.lines(layout.families)
     batch, means = posed[2].shape[1], posed[3].tolist()
     rounds, lines = (
