@@ -16,7 +16,7 @@ import numpy as np
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
-from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.estimators.cost import OnlineCost, Prediction
 from sdcontrol.logs import EventLog
 from sdcontrol.waiting import Waiting
 
@@ -31,6 +31,7 @@ _PLAN_FAULTS = ("plan_raised", "plan_stalled", "plan_impossible")
 _FAULTS = (*_PLAN_FAULTS, "refine_raised", "refine_impossible", "update_raised")
 _MOST_FAULTS = 3  # within `_FAULT_STEPS`, before a policy is replaced
 _FAULT_STEPS = 200
+_SURPRISE = 0.25  # log-ratio of a step's measured to its predicted time
 
 
 class Acceptance(Protocol):
@@ -64,7 +65,7 @@ class Controller:
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
     are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which the
     engine pads a forward (graph buckets), for our own cost. Where steps are so short that its own time
-    would weigh, learning may wait for up to four of them and a lone request may keep its plan.
+    would weigh, learning may wait for up to eight of them and a lone request may keep a plan.
     """
 
     allows_late_observations = True  # a step may be planned before the last one is observed
@@ -176,7 +177,8 @@ class Controller:
         if self.learns:
             self._waiting.observe(observation)
             self._unlearnt.append(observation)
-            if not self._waiting.may_wait(observation, len(self._unlearnt)):
+            may_wait = self._waiting.may_wait(observation, len(self._unlearnt))
+            if not may_wait or self._is_surprised:
                 self._learn()
         if self.is_quarantined:
             return
@@ -184,6 +186,12 @@ class Controller:
             self.policy.update(observation)
         except Exception as error:
             self._fault(observation.view, "update_raised", error)
+
+    @property
+    def _is_surprised(self) -> bool:
+        """Whether the step that was learnt last took much more or less than predicted."""
+        last: Prediction | None = getattr(self.cost, "last_prediction", None)
+        return last is not None and abs(last.log_error) > _SURPRISE
 
     def _learn(self) -> None:
         """Acceptances from all that waited, costs from the last: the others were much the same."""
@@ -207,6 +215,8 @@ class Controller:
 
     def _count_faults(self, observation: Observation) -> None:
         """Faults count when observed; those that nobody collected count as well."""
+        if not (observation.faults or self._pending):
+            return
         faults = observation.faults or self.take_faults()
         self._pending.clear()
         step = observation.view.step

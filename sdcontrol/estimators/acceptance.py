@@ -74,6 +74,7 @@ class AcceptanceEstimator:
         self._requests = Deviations(max_draft_tokens, num_arms)
         self._calibration = ConfidenceCalibration(num_arms)
         self._is_tree: NDArray[np.bool_] = np.zeros(num_arms, np.bool_)
+        self._trees: set[str] = set()  # the same by name
         self._seated: tuple[BatchView, IntArray] | None = None  # see `_slots`
         self._believed: dict[tuple[str, ...], IntArray] = {}  # see `_index`
         self._columns: dict[tuple[str, ...], IntArray] = {}  # see `_column_of`
@@ -145,14 +146,15 @@ class AcceptanceEstimator:
         if not observation.view.requests:
             return
         view, outcomes = observation.view, outcomes_of(observation)
-        self._know(observation)
+        used = self._know(observation)
         self._notice_trees(observation)
         columns, averages, nodes = columns_of(view), self._averages, observation.accepted_nodes
-        confidence = _NO_CONFIDENCE
-        if observation.confidence is not None:
+        confidence, table = _NO_CONFIDENCE, NO_NODES
+        if observation.confidence is not None and not used <= self._trees:
             confidence = flattened(observation.confidence)
             self._calibrate(outcomes, confidence)
-        table = NO_NODES if nodes is None else node_table(nodes, self.max_draft_tokens)
+        if nodes is not None and not used.isdisjoint(self._trees):
+            table = node_table(nodes, self.max_draft_tokens)
         column_of, requests = self._column_of(columns.arms), self._requests
         slots = self._admit(view)
         _absorb(
@@ -193,13 +195,15 @@ class AcceptanceEstimator:
             column_of = self._columns[arms] = np.array(rows, np.int64)
         return column_of
 
-    def _know(self, observation: Observation) -> None:
-        """Room for every arm that was used or scored."""
+    def _know(self, observation: Observation) -> set[str]:
+        """Room for every arm that was used or scored; those that were used."""
         known = self._averages.index_of
-        used = dict.fromkeys([choice.drafter for choice in observation.plan.choices])
+        drafters = dict.fromkeys([choice.drafter for choice in observation.plan.choices])
+        used = [arm for arm in drafters if arm is not None]
         for arm in (*used, *observation.shadow):
-            if arm is not None and arm not in known:
+            if arm not in known:
                 self._add(arm)
+        return set(used)
 
     def _add(self, arm: str) -> None:
         self._averages.add(arm)
@@ -216,12 +220,12 @@ class AcceptanceEstimator:
             return
         for choice, nodes in zip(observation.plan.choices, observation.accepted_nodes, strict=True):
             skipped = bool(nodes) and nodes[-1] != len(nodes) - 1
-            if skipped and choice.drafter is not None:
+            if skipped and choice.drafter is not None and choice.drafter not in self._trees:
                 index = self._averages.index_of[choice.drafter]
-                if not self._is_tree[index]:
-                    self._is_tree[index] = True
-                    self._averages.become_tree(choice.drafter)
-                    self._requests.forget_counts(index)
+                self._is_tree[index] = True
+                self._trees.add(choice.drafter)
+                self._averages.become_tree(choice.drafter)
+                self._requests.forget_counts(index)
 
 
 @compiled(

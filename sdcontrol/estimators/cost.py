@@ -46,6 +46,11 @@ class Prediction:
     predicted_seconds: float
     measured_seconds: float
 
+    @property
+    def log_error(self) -> float:
+        """Log-ratio of measured to predicted."""
+        return math.log(self.measured_seconds / self.predicted_seconds)
+
 
 class UninformedCost:
     """A cost that assumes no model and no machine: only its shape means anything.
@@ -198,7 +203,7 @@ class OnlineCost:
             return
         self.last_prediction = Prediction(predicted, float(measured))
         was_drifting = self.is_drifting
-        error = min(max(math.log(measured / predicted), -1.0), 1.0)
+        error = min(max(self.last_prediction.log_error, -1.0), 1.0)
         self._pace.judge(error)
         self.drift += _DRIFT_RATE * (error - self.drift)
         if self.is_drifting and not was_drifting:

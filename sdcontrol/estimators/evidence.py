@@ -9,6 +9,7 @@ then trimmed: leaving those out would leave the confident ones only.
 """
 
 from collections.abc import Sequence
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +52,10 @@ NO_NODES: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
 
 def node_table(paths: Sequence[Sequence[int]], depth: int) -> NDArray[np.bool_]:
     """Whether a node was accepted, `[requests, depth]`."""
-    table = np.zeros((len(paths), depth), np.bool_)
-    for row, path in enumerate(paths):
-        table[row, [node for node in path if node < depth]] = True
-    return table
+    table = np.zeros(len(paths) * depth, np.bool_)
+    rows = zip(count(0, depth), paths, strict=False)
+    table[[start + node for start, path in rows for node in path if node < depth]] = True
+    return table.reshape(len(paths), depth)
 
 
 @compiled("void(float64[:, ::1], int64, int64)")

@@ -29,6 +29,10 @@ _FAMILIAR_STEPS = 2  # measurements of a load before a surprise there is an outl
 _MOST_SEEN = 1024
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
 _MOST_KEPT = 64
+_PRICING = "UniTuple(float64[::1], 4), UniTuple(float64, 2), float64[::1]"
+_Pricing = tuple[
+    tuple[FloatArray, FloatArray, FloatArray, FloatArray], tuple[float, float], FloatArray
+]
 
 
 class LearntForward:
@@ -76,9 +80,16 @@ class LearntForward:
         self, first_tokens: int, most_more: int, kv_tokens: float, num_requests: int, beside: float
     ) -> FloatArray:
         """Seconds of `first_tokens` and up to `most_more` more, `[most_more + 1]`, and `beside`."""
-        seconds = self._seconds_on_grid(kv_tokens, num_requests)
-        tables = self._grid, seconds, self._edges
-        return _read_off(tables, float(first_tokens), most_more, beside)
+        if self._is_kept(kv_tokens, num_requests):
+            tables = self._grid, self._seconds_on_grid(kv_tokens, num_requests), self._edges
+            return _read_off(tables, float(first_tokens), most_more, beside)
+        table, seconds = _tabled(
+            *self._pricing(kv_tokens, num_requests),
+            (float(kv_tokens), float(num_requests)),
+            (self._edges, float(first_tokens), most_more, beside),
+        )
+        self._table = (kv_tokens, num_requests, seconds)
+        return table
 
     def seconds_of(self, load: VerifyLoad, times: int = 1) -> float:
         """Of one forward, with that many times its tokens."""
@@ -124,18 +135,23 @@ class LearntForward:
 
     def _seconds_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:
         """Seconds at every point of the token grid, `[grid]`; kept for the next call."""
-        if self._table is None or self._table[:2] != (kv_tokens, num_requests):
-            regression, stairs = self._regression, self._stairs
-            below, above, share = self._nearest_priors(kv_tokens, num_requests)
-            seconds = _priced(
-                (self._grid, below, above, stairs.correction),
-                (share, 0.0 if regression is None else regression.scale),
-                _PRIOR_ALONE if regression is None else regression.coefficients,
-                kv_tokens,
-                float(num_requests),
-            )
+        if self._table is None or not self._is_kept(kv_tokens, num_requests):
+            pricing = self._pricing(kv_tokens, num_requests)
+            seconds = _priced(*pricing, (float(kv_tokens), float(num_requests)))
             self._table = (kv_tokens, num_requests, seconds)
         return self._table[2]
+
+    def _is_kept(self, kv_tokens: float, num_requests: int) -> bool:
+        return self._table is not None and self._table[:2] == (kv_tokens, num_requests)
+
+    def _pricing(self, kv_tokens: float, num_requests: int) -> _Pricing:
+        """What `_priced` takes beside the load."""
+        regression = self._regression
+        below, above, share = self._nearest_priors(kv_tokens, num_requests)
+        tables = self._grid, below, above, self._stairs.correction
+        if regression is None:
+            return tables, (share, 0.0), _PRIOR_ALONE
+        return tables, (share, regression.scale), regression.coefficients
 
     def _nearest_priors(
         self, kv_tokens: float, num_requests: int
@@ -205,15 +221,12 @@ def _featured(
     return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request])
 
 
-@compiled(
-    "float64[::1](UniTuple(float64[::1], 4), UniTuple(float64, 2), float64[::1], float64, float64)"
-)
+@compiled(f"float64[::1]({_PRICING}, UniTuple(float64, 2))")
 def _priced(
     tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
     weights: tuple[float, float],
     coefficients: FloatArray,
-    kv_tokens: float,
-    num_requests: float,
+    load: tuple[float, float],  # KV tokens, requests
 ) -> FloatArray:
     """Seconds on the token grid; positive and non-decreasing. All arrays are `[grid]`.
 
@@ -221,7 +234,7 @@ def _priced(
     prior and that of the stairs.
     """
     grid, low_prior, high_prior, correction = tables
-    share, scale = weights
+    (share, scale), (kv_tokens, num_requests) = weights, load
     c = coefficients
     fixed = c[1] + c[3] * kv_tokens + c[4] * num_requests
     per_token = c[2] + c[5] * kv_tokens / max(num_requests, 1.0)
@@ -234,3 +247,20 @@ def _priced(
         least = max(least, seconds[i])
         seconds[i] = least
     return seconds
+
+
+@compiled(
+    f"UniTuple(float64[::1], 2)({_PRICING}, UniTuple(float64, 2), "
+    "Tuple((float64[::1], float64, int64, float64)))"
+)
+def _tabled(
+    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    weights: tuple[float, float],
+    coefficients: FloatArray,
+    load: tuple[float, float],
+    asked: tuple[FloatArray, float, int, float],  # edges, and the rest of what `_read_off` takes
+) -> tuple[FloatArray, FloatArray]:
+    """What `_read_off` and `_priced` give, in one call."""
+    seconds = _priced(tables, weights, coefficients, load)
+    edges, first_tokens, most_more, beside = asked
+    return _read_off((tables[0], seconds, edges), first_tokens, most_more, beside), seconds

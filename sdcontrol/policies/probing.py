@@ -36,6 +36,7 @@ _SEEN_MEMORY = 0.99  # of verified tokens, per step
 _UNMEASURED_ROUND = 0.5  # what a round that was never measured may take, of what is believed
 _EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they take time
 _STEPS_PER_LOOK = 4
+_MOST_NOTED = 8  # steps that may be counted late: several at once take less than one by one
 _MARK, _PRICE = "; probes ", " for at most "
 
 
@@ -55,6 +56,8 @@ class Probing:
         self._allowance = 0.0
         self._step_seconds = 0.0
         self._steps = 0
+        self._num_observed = 0
+        self._noted: list[Observation] = []  # observed, and not counted yet
         self._spent: dict[str, float] = {}  # by arm, not long ago
         self._confirmed: dict[str, int] = {}  # by arm, probes in a row after which it stayed off
         self._measured: set[str] = set()  # families
@@ -62,6 +65,18 @@ class Probing:
         self._seen: dict[str, float] = {}  # by arm, tokens verified not long ago
 
     def update(self, observation: Observation) -> None:
+        """Take note of a step; it is counted before the next look at what to probe."""
+        self._num_observed += 1
+        self._noted.append(observation)
+        if len(self._noted) >= _MOST_NOTED:
+            self._count()
+
+    def _count(self) -> None:
+        for observation in self._noted:
+            self._count_step(observation)
+        self._noted.clear()
+
+    def _count_step(self, observation: Observation) -> None:
         """Earn from the time that passed; pay for what was probed."""
         for arm, lengths in observation.shadow.items():
             if arm not in self._shadowed and any(n is not None for n in lengths):
@@ -89,8 +104,11 @@ class Probing:
 
     def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
         """`plan`, or where the allowance pays for it, `plan` with one request trying an arm."""
-        is_look = self._steps <= _EAGER_STEPS or view.step % _STEPS_PER_LOOK == 0
-        if self._allowance <= 0.0 or view.prefill_tokens or not is_look:
+        is_look = self._num_observed <= _EAGER_STEPS or view.step % _STEPS_PER_LOOK == 0
+        if view.prefill_tokens or not is_look:
+            return plan
+        self._count()
+        if self._allowance <= 0.0:
             return plan
         drafting = set(answer.arm[answer.length > 0].tolist())
         off = [
