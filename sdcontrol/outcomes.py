@@ -7,6 +7,7 @@ computed or stored, nor of policies.
     accepted    3   2   1   0      drafting after t0 .. would have been right for 3 tokens
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +15,13 @@ from numpy.typing import NDArray
 
 from sdcontrol.errors import TraceError
 
-__all__ = ["DEPTH", "ArmOutcomes"]
+__all__ = ["DEPTH", "ArmOutcomes", "DraftConfidence"]
 
 DEPTH = 16
 """Draft tokens (nodes of a tree) that a table answers for, unless it says otherwise."""
+
+DraftConfidence = Mapping[str, Mapping[int, tuple[float, ...]]]
+"""By arm and output position: the drafter's confidence in each token of a draft made there."""
 
 _MOST_NODES = 32  # bits of a path
 

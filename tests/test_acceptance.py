@@ -147,6 +147,23 @@ def test_each_request_is_believed_by_what_it_did() -> None:
         assert believed(estimator, name)[0] == pytest.approx(rate, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("rates", "least", "most"), [((0.6, 0.6), 0.0, 0.2), ((0.3, 0.9), 0.3, 1.0)]
+)
+def test_a_run_of_bad_luck_counts_for_more_where_requests_differ(
+    rates: tuple[float, float], least: float, most: float
+) -> None:
+    estimator = AcceptanceEstimator()
+    for turn in range(30):  # of requests that are alike, or of either kind
+        taught(
+            estimator, {f"{turn} {rate} {side}": [rate] * 8 for side, rate in enumerate(rates)}, 20
+        )
+    view, before = view_of(["new"]), float(believed(estimator, "new")[0])
+    for _ in range(4):
+        estimator.update(outcome(view, [1], [0]))
+    assert least <= before - float(believed(estimator, "new")[0]) <= most
+
+
 def test_one_odd_request_does_not_poison_the_others() -> None:
     """Belief about its neighbours, and about new requests, moves by less than 0.05 and 0.15."""
     clean, poisoned = AcceptanceEstimator(), AcceptanceEstimator()

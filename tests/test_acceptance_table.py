@@ -1,7 +1,6 @@
 """The acceptance table: what it says is what live runs accept, and what is written is what is read."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import BatchView, Confidence, Observation, Plan, Timing
+from sdcontrol.core import BatchView, Confidence, Observation, Plan
 from sdcontrol.engine.acceptance_rollouts import acceptance_outcomes
 from sdcontrol.engine.bundled import held_out_prompts, load_bundled, load_bundled_tokenizer
 from sdcontrol.engine.config import EngineConfig
@@ -28,10 +27,9 @@ from sdcontrol.traces.acceptance_table import (
     AcceptanceTableWriter,
     TableHeader,
 )
-from sdcontrol.traces.fitted_times import work_of
 from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.recorded_times import RecordedTimes
 from sdcontrol.traces.recorder import Recorder
-from sdcontrol.traces.step_times import StepWork
 from sdcontrol.traces.what_if import what_if
 from sdcontrol.traces.writer import add_file
 
@@ -154,34 +152,14 @@ def test_the_table_says_what_live_runs_of_every_arm_accept(
         assert wrong == []
 
 
-class _AsRecorded:
-    """A machine on which each step takes what the recorded one took, as long as it is the same."""
-
-    def __init__(self, observations: Sequence[Observation]) -> None:
-        self.steps = [(_facts(work_of(seen)), seen.timing) for seen in observations]
-        self.num_taken = 0
-        self._last: StepWork | None = None
-
-    def timing(self, work: StepWork) -> Timing:
-        if work is not self._last:  # else somebody asks again
-            if self.num_taken == len(self.steps) or self.steps[self.num_taken][0] != _facts(work):
-                return Timing()  # of a step that was not recorded
-            self.num_taken, self._last = self.num_taken + 1, work
-        return self.steps[self.num_taken - 1][1]
-
-
-def _facts(work: StepWork) -> tuple[object, ...]:
-    """All of a step's work; of what draft rounds read, the sum is known of an observation."""
-    drafts = {
-        family: (draft.requests_by_round, sum(draft.kv_tokens_by_round), draft.catch_up_tokens)
-        for family, draft in work.drafts.items()
-    }
-    return drafts, replace(work, drafts={})
-
-
 @pytest.mark.parametrize(
     ("policy", "drafters"),
-    [("static:ngram:4", ARMS), ("static:draft_model:3", ARMS), ("goodput", ARMS[:1])],
+    [
+        ("static:ngram:4", ARMS),
+        ("static:draft_model:3", ARMS),
+        ("goodput", ARMS[:1]),
+        ("goodput", ARMS),
+    ],
 )
 def test_a_what_if_replay_of_the_recorded_policy_takes_the_recorded_steps(
     bundled: _Bundled, tmp_path: Path, policy: str, drafters: tuple[str, ...]
@@ -190,14 +168,14 @@ def test_a_what_if_replay_of_the_recorded_policy_takes_the_recorded_steps(
 
     Every step computes and reads what the recorded one did, so that all time is the recorded time:
     the step times are the recording's, not a fit, and so no noise of the machine is in it. That
-    holds for `goodput`, too, which plans by what its steps took; among draft models it also drops
-    tokens by confidences that a table, which knows the text alone, has no more than an idea of.
+    holds for `goodput`, too, which plans by what its steps took and drops tokens by how sure a
+    drafter was of them, beyond a wrong one too.
     """
     trace = _recorded(bundled, policy, tmp_path / "trace", drafters)
     observations = list(trace.observations())
-    times = _AsRecorded(observations)
+    times = RecordedTimes(trace.steps())
     result = what_if(trace, policy, times=times)
-    assert times.num_taken == result.num_steps == len(observations)
+    assert times.num_repeated == result.num_steps == len(observations)
     seconds = sum(observation.timing.total_seconds for observation in observations)
     assert result.busy_seconds == pytest.approx(seconds, rel=1e-9)
     lengths = {record.id: record.output_tokens for record in trace.requests()}
@@ -246,7 +224,7 @@ def _recorded(bundled: _Bundled, policy: str, folder: Path, arms: tuple[str, ...
 def test_a_trace_without_a_table_cannot_say_what_if(tmp_path: Path) -> None:
     """The error says how to get one."""
     Recorder(Controller("off"), tmp_path / "trace").close()
-    with pytest.raises(CounterfactualError, match="record it with an acceptance table"):
+    with pytest.raises(CounterfactualError, match="sdcontrol record --acceptance-table"):
         what_if(Trace(tmp_path / "trace"), "off")
 
 

@@ -2,8 +2,6 @@
 
 import logging
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import structlog
@@ -12,16 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdcontrol.engine import config as engine_settings
-from sdcontrol.engine.backends import backend_of, cache_class_of
+from sdcontrol.engine import graphs
+from sdcontrol.engine.backends import backend_of, cache_class_of, page_bounds_of
 from sdcontrol.engine.clock import StepClock
-from sdcontrol.engine.config import EngineConfig, cache_blocks
+from sdcontrol.engine.config import EngineConfig, Memory, cache_blocks
+from sdcontrol.engine.drafters import host
+from sdcontrol.engine.drafters.pages import PageScorer
+from sdcontrol.engine.graphs import graph_bytes, largest_forward_bytes
 from sdcontrol.engine.kernels.reference import TorchAttention
+from sdcontrol.engine.kernels.reference_steps import TorchPageBounds
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.errors import ConfigError, UnsupportedModel
 from tests.engine_support import noised, tiny_model
 
-ROOT = Path(__file__).resolve().parent.parent
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAIN = LayerShape(8, 2, 64, 64, torch.bfloat16)
 
@@ -95,18 +98,6 @@ def test_a_machine_without_triton_is_told_what_to_do(monkeypatch: pytest.MonkeyP
     assert isinstance(backend_of("auto", [PLAIN], CUDA), TorchAttention)
 
 
-def test_the_interpreted_engine_gives_the_text_of_the_torch_one(
-    run: Callable[[list[str], Path], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels, static tables and verification on the device, in a process of their own."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    checks = "tests/kernel_checks/device_engine.py"
-    assert " passed" in run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", checks], ROOT
-    )
-
-
 # Memory
 
 
@@ -114,23 +105,28 @@ def test_the_interpreted_engine_gives_the_text_of_the_torch_one(
     free=st.integers(1 << 22, 1 << 36),
     fraction=st.sampled_from([0.1, 0.5, 0.95]),
     sizes=st.lists(st.integers(1, 1 << 12), min_size=1, max_size=3),
+    once=st.lists(st.integers(0, 1 << 16), max_size=2),
 )
 def test_all_caches_together_take_their_share_of_what_is_free(
-    free: int, fraction: float, sizes: list[int]
+    free: int, fraction: float, sizes: list[int], once: list[int]
 ) -> None:
     config = EngineConfig(memory_fraction=fraction)
-    each = {f"model {index}": size for index, size in enumerate(sizes)}
-    blocks = cache_blocks(config, each, CUDA, lambda device: free)
-    page = config.block_size * sum(sizes)
-    assert (blocks - 2) * page <= fraction * free < (blocks + 1) * page
+    memory = Memory(
+        {f"model {index}": size for index, size in enumerate(sizes)},
+        {f"once {index}": size for index, size in enumerate(once)},
+    )
+    blocks = cache_blocks(config, memory, CUDA, lambda device: free)
+    page, left = config.block_size * sum(sizes), fraction * free - sum(once)
+    assert (blocks - 2) * page <= left < (blocks + 1) * page
 
 
 def test_a_draft_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    each = {"target": 131072, "drafter 'small'": 32768}
+    alone = Memory({"target": 131072})
+    both = Memory({"target": 131072, "drafter 'small'": 32768})
     config = EngineConfig(kv_tokens=10_000)
-    assert cache_blocks(config, {"target": 131072}, CUDA, lambda device: 1_500_000_000) == 626
+    assert cache_blocks(config, alone, CUDA, lambda device: 1_500_000_000) == 626
     with pytest.raises(ConfigError) as refused:
-        cache_blocks(config, each, CUDA, lambda device: 1_500_000_000)
+        cache_blocks(config, both, CUDA, lambda device: 1_500_000_000)
     assert str(refused.value) == (
         "the KV cache does not fit: bytes per token target 131072, drafter 'small' 32768; "
         "1500000000 bytes are free; 10000 tokens are asked for; lower kv_tokens, or leave out "
@@ -139,7 +135,23 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(
         ConfigError, match=r"memory_fraction 0\.5 of that holds 15 tokens; raise memory_fraction"
     ):
-        cache_blocks(EngineConfig(), each, CUDA, lambda device: 5_000_000)
+        cache_blocks(EngineConfig(), both, CUDA, lambda device: 5_000_000)
+
+
+def test_what_is_taken_once_counts_against_tokens_that_are_asked_for() -> None:
+    memory = Memory(
+        {"target": 131072, "scored pages": 8192}, {"scored pages": 10**9, "CUDA graphs": 10**8}
+    )
+    config = EngineConfig(kv_tokens=10_000)
+    needed = 10_000 * (131072 + 8192) + 10**9 + 10**8
+    assert cache_blocks(config, memory, CUDA, lambda device: needed) == 626
+    with pytest.raises(ConfigError) as refused:
+        cache_blocks(config, memory, CUDA, lambda device: needed - 1)
+    assert str(refused.value) == (
+        "the KV cache does not fit: bytes per token target 131072, scored pages 8192; once scored "
+        f"pages 1000000000, CUDA graphs 100000000; {needed - 1} bytes are free; 10000 tokens are "
+        "asked for; lower kv_tokens, or leave out scored pages and CUDA graphs"
+    )
 
 
 def test_an_engine_counts_the_draft_models_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +162,48 @@ def test_an_engine_counts_the_draft_models_cache(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine_settings, "free_bytes_of", lambda device: 1 << 12)
     with pytest.raises(ConfigError, match="target 256, drafter 'draft_model' 256; 4096 bytes"):
         Engine(model, drafters=[noised(model)])
+
+
+def test_an_engine_counts_what_scored_pages_really_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that were made are as large as was counted before; recent pages take nothing."""
+    monkeypatch.setattr(engine_settings, "free_bytes_of", lambda device: 1 << 24)
+    model, config = tiny_model(), EngineConfig(max_batch_size=4)
+    with Engine(model, drafters=["sparse_kv:64"], config=config) as recent:
+        assert set(recent._host.memory.per_token) == {"target"}
+        assert recent._host.memory.fixed == {}
+    with Engine(model, drafters=["sparse_kv:64:scored"], config=config) as engine:
+        memory, scorer = engine._host.memory, engine._host.scorer
+        assert isinstance(scorer, PageScorer)
+        assert memory.fixed == {"scored pages": scorer._store().nbytes}
+        bounds = page_bounds_of(engine.runner.cache)  # type: ignore[arg-type]
+        assert isinstance(bounds, TorchPageBounds)
+        counted = memory.per_token["scored pages"] * engine.pool.num_blocks * config.block_size
+        assert bounds.low.nbytes + bounds.high.nbytes == counted
+        free = (1 << 24) * config.memory_fraction - memory.fixed_bytes
+        assert engine.pool.num_blocks - 1 == -(-(free // memory.token_bytes) // config.block_size)
+
+
+def test_memory_for_graphs_is_set_aside_where_there_will_be_some_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the largest bucket: 4 requests of 1 + 3 tokens; two rows of logits, four of a layer."""
+    model, config = tiny_model(), EngineConfig(max_batch_size=4, max_draft_tokens=3)
+    sizes = model.config
+    expected = 16 * 4 * (2 * sizes.vocab_size + 4 * (sizes.hidden_size + sizes.intermediate_size))
+    monkeypatch.setattr(engine_settings, "free_bytes_of", lambda device: 1 << 22)
+    with Engine(model, config=config) as eager:
+        assert eager.stats.graphs.expected_bytes == graph_bytes(eager.runner, config) == 0
+        assert largest_forward_bytes(eager.runner, 16) == expected
+    monkeypatch.setattr(graphs, "_are_wanted", lambda device, settings: settings.cuda_graphs)
+    monkeypatch.setattr(ModelRunner, "has_kernels", True)
+    monkeypatch.setattr(host, "attach_graphs", lambda runner, settings, stats: None)
+    with Engine(model, config=config) as engine:
+        assert engine.stats.graphs.expected_bytes == expected
+        tokens = ((1 << 22) * config.memory_fraction - expected) // engine.runner.bytes_per_token
+        assert engine.pool.num_blocks - 1 == -(-tokens // config.block_size)
+        assert engine.pool.num_blocks < eager.pool.num_blocks
+    without = config.model_copy(update={"cuda_graphs": False})
+    assert graph_bytes(eager.runner, without) == 0
 
 
 # The clock

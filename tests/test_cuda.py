@@ -163,6 +163,16 @@ def test_rounds_copy_to_the_host_once_for_all(model: PreTrainedModel) -> None:
         assert copies_of_steps(engine) == [2] * 5
 
 
+def test_pages_are_chosen_for_all_requests_by_one_copy_more(model: PreTrainedModel) -> None:
+    """In the steps in which somebody's page has become full."""
+    arm = "sparse_kv:64:scored"
+    with engine_of(model, (arm,), InFull(arm=arm, num_draft_tokens=3)) as engine:
+        for seed, length in enumerate((90, 80, 100)):
+            prompt = random_prompt(length, seed=length)
+            engine.submit(prompt, max_new_tokens=300, seed=seed, do_sample=False)
+        assert set(copies_of_steps(engine)) <= {2, 3}
+
+
 # One forward
 
 

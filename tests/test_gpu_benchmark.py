@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,17 +14,19 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.acceptance import KINDS, MIXES, kind_rates, seeds_of
-from benchmarks.gpu.bench import Bench, Budget
+from benchmarks.gpu.against_transformers import decoding_rate, static_loop, token_times
+from benchmarks.gpu.bench import USABLE, Bench, Budget
 from benchmarks.gpu.correctness import exact_attention, random_step
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, kv_tokens_for
+from benchmarks.gpu.dry_run import GIB, bench_of
 from benchmarks.gpu.figures import CellFigures, Figure, judged, spread
 from benchmarks.gpu.floors import (
     Load,
+    Need,
     Rates,
     acceptance_length,
     floor_seconds,
     kv_bytes,
-    lack_of_memory,
     score_bytes,
     self_drafting_bound,
     step_bytes,
@@ -31,7 +34,7 @@ from benchmarks.gpu.floors import (
     weight_bytes,
 )
 from benchmarks.gpu.magicdec import best_bound
-from benchmarks.gpu.models import compile_pieces, random_llama
+from benchmarks.gpu.models import compile_pieces, llama_config, random_llama
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.plain import target_ratio
 from benchmarks.gpu.promise import RIVAL, figures_of, fixed_specs, screened
@@ -42,6 +45,7 @@ from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF
 from sdcontrol import policies
 from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.graphs import largest_forward_bytes
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.verify import CoupledVerifier
@@ -125,7 +129,7 @@ def test_no_bound_is_above_the_acceptance_length(
 def test_a_cell_is_left_out_exactly_where_it_does_not_fit(
     needed: dict[str, float], free: float
 ) -> None:
-    reason = lack_of_memory(needed, free)
+    reason = Need(needed, free).lack
     assert (reason is None) == (sum(needed.values()) <= free)
     if reason is not None:
         assert all(name in reason for name in needed)
@@ -133,9 +137,8 @@ def test_a_cell_is_left_out_exactly_where_it_does_not_fit(
 
 
 def bench_with(free_bytes: float) -> Bench:
-    bench = Bench(FULL, torch.device("cpu"))
-    bench.free_bytes = free_bytes
-    return bench
+    """Of `free_bytes` that can be used."""
+    return Bench(FULL, torch.device("cpu"), free_bytes / USABLE)
 
 
 def test_scored_pages_take_a_sixteenth_of_the_cache_beside_their_queries() -> None:
@@ -143,6 +146,17 @@ def test_scored_pages_take_a_sixteenth_of_the_cache_beside_their_queries() -> No
     without = score_bytes(LLAMA, 1 << 19, 0)
     assert without == kv_bytes(LLAMA, 1 << 19) / 16
     assert score_bytes(LLAMA, 1 << 19, 16) - without == 16 * 32 * 32 * 97 * 128 * 2
+
+
+def test_what_engines_leave_to_graphs_lies_within_the_reserve_of_a_cell() -> None:
+    """Of the largest batch, with a draft model: else a cell that fits would be refused."""
+    tokens = max(batch for batch, _ in FULL.promise) * (1 + EngineConfig().max_draft_tokens)
+    taken = 0
+    for shape in (FULL.target, FULL.draft):
+        model = SimpleNamespace(config=llama_config(shape), dtype=torch.bfloat16)
+        runner = SimpleNamespace(model=model, vocab_size=shape.vocab_size)
+        taken += largest_forward_bytes(runner, tokens)  # type: ignore[arg-type]
+    assert taken < 0.75 * FULL.reserve_bytes
 
 
 @pytest.mark.parametrize(("gigabytes", "left_out"), [(134.0, 1), (76.0, 3)])
@@ -161,6 +175,37 @@ def test_a_device_without_room_for_the_weights_leaves_out_every_cell_with_a_mode
     for part in command.PARTS:
         if part.number not in {0, 3}:
             assert all(cell.skip for cell in part.cells(bench_with(10e9)))
+
+
+@pytest.mark.parametrize("gib", [24.0, 78.0, 79.2, 139.0])
+def test_a_dry_run_lists_every_cell_with_its_bytes_and_leaves_out_what_does_not_fit(
+    gib: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU: an H100 and an H200, and less than that."""
+    bench = bench_of(gib)
+    for part in command.PARTS:
+        asked = ["--dry-run", "--memory-gib", str(gib), "--part", str(part.number)]
+        assert command.main(asked) == 0
+        _, title, *lines = capsys.readouterr().out.splitlines()
+        cells = part.cells(bench)
+        assert title.startswith(f"part {part.number}: {part.title}; 60.0 minutes")
+        for cell, line in zip(cells, lines, strict=True):
+            assert line.startswith(f"  {cell.name}")
+            if cell.need is not None:
+                is_too_large = cell.need.num_bytes > USABLE * gib * GIB
+                assert (": skipped: needs " in line) == is_too_large
+                assert f" {cell.need.num_bytes / 1e9:.1f} GB" in line
+    fitting = {
+        part.number: sum(cell.skip is None for cell in part.cells(bench)) for part in command.PARTS
+    }
+    assert fitting[0] == 5
+    assert all(fitting.values()) == (gib > 24)
+
+
+def test_memory_that_is_no_number_above_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--dry-run", "--memory-gib", "0"])
+    assert "0 GiB; give a number above 0" in capsys.readouterr().err
 
 
 def test_cells_of_a_part_have_names_of_their_own() -> None:
@@ -406,6 +451,53 @@ def test_after_an_error_that_the_device_does_not_survive_another_process_goes_on
     assert 9.0 < float(minutes) <= 10.0
     report = Report(tmp_path, "cpu-small-scale", command.PARTS)
     assert [(r["part"], r["name"]) for r in report.results] == [(0, "cell 0")]
+
+
+# -- rivals ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Output:
+    generated_tokens: list[int]
+    timestamps: list[float] | None
+    error: str | None = None
+
+
+@given(st.integers(1, 8), st.integers(0, 20), st.floats(0.001, 1.0))
+def test_requests_that_begin_one_after_the_other_are_timed_while_all_decode(
+    batch: int, lag: int, step: float
+) -> None:
+    """Everybody has a token per step, the last request from `lag` steps after the first on."""
+    begins = [row * lag // batch for row in range(batch)]
+    times = [[step * (begin + n) for n in range(104)] for begin in begins]
+    assert decoding_rate(times) == pytest.approx(batch / step, rel=0.05)
+
+
+def test_a_rival_that_answers_in_part_has_no_rate() -> None:
+    """Else a request that failed at once would count as a fast one."""
+    whole, cut = Output([1, 2], [0.1, 0.2]), Output([1], [0.1], "out of memory")
+    assert token_times({"a": whole}, 1, 2) == [[0.1, 0.2]]
+    with pytest.raises(RuntimeError, match=r"1 of 2 requests are whole; \['out of memory'\]"):
+        token_times({"a": whole, "b": cut}, 2, 2)
+    with pytest.raises(RuntimeError, match="0 of 1 requests are whole; no error"):
+        token_times({}, 1, 2)
+    with pytest.raises(RuntimeError, match="did not decode together"):
+        decoding_rate([[0.0, 1.0], [2.0, 3.0]])
+
+
+def test_the_compiled_rival_is_one_graph_and_gives_the_text_of_generate(bench: Bench) -> None:
+    """Else it would be measured with breaks in its graph, or while it does something else."""
+    from torch._dynamo.testing import CompileCounter  # slow to import
+
+    model, ids = bench.target(), torch.arange(16, 80).view(1, -1)
+    counter = CompileCounter()
+    forward = torch.compile(model.forward, backend=counter, fullgraph=True)
+    tokens = static_loop(model, forward, ids, 12, lambda step: None)
+    assert counter.frame_count == 1
+    text = model.generate(  # type: ignore[misc]
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=13
+    )
+    assert torch.cat(tokens, dim=1).tolist() == text[:, 64:].tolist()
 
 
 # -- models, references, engine --------------------------------------------------------------------

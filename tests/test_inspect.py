@@ -80,7 +80,7 @@ def test_summary_in_words_says_what_was_run_and_whether_it_is_whole(tmp_path: Pa
     with Recorder(Controller("static:ngram:2"), tmp_path / "t") as recorder:
         decode(recorder, 40)
     text = "\n".join(summarise(Trace(tmp_path / "t")).lines())
-    assert "static {'drafter': 'ngram', 'num_draft_tokens': 2}" in text
+    assert "static drafter=ngram num_draft_tokens=2" in text
     assert "ngram: chosen" in text
     assert "CUT" not in text
     assert summarise(Trace(tmp_path / "t")).lines()[0].startswith("recorded")

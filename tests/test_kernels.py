@@ -20,7 +20,7 @@ from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECKS = ["attention", "steps", "engine"]
+CHECKS = ["attention", "steps", "engine", "device_engine", "rounds"]
 
 Run = Callable[[list[str], Path], str]
 
@@ -43,7 +43,7 @@ def test_interpreted_kernels_agree_with_their_twins(
 
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [*CHECKS, "device_engine"])  # interpreted in test_backends
+@pytest.mark.parametrize("name", CHECKS)
 def test_compiled_kernels_agree_with_their_twins(
     name: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

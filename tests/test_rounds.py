@@ -1,10 +1,8 @@
 """Drafting rounds that never ask the host: the same drafts, with and without graphs."""
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,7 +29,6 @@ from tests.engine_support import (
 )
 from tests.graph_support import CPU, FakeRecorder, Waits, use_fake_graphs
 
-ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = [random_prompt(length, seed=length) for length in (5, 60, 33, 90, 21, 50, 75)]
 CONFIG = EngineConfig(kv_tokens=4096, max_prefill_tokens=120, max_batch_size=6, block_size=8)
 SPARSE = ("sparse_kv:32", "sparse_kv:40:scored")
@@ -295,15 +292,3 @@ def test_a_planner_that_never_refines_is_never_asked_to() -> None:
         engine.run()
     assert planner.faults() == []
     assert planner.totals()[0] > 0
-
-
-def test_kernels_draft_what_the_torch_backend_drafts(
-    run: Callable[[list[str], Path], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sampling and attention by Triton, moved on from round to round; in a process of their own."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    checks = "tests/kernel_checks/rounds.py"
-    assert " passed" in run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", checks], ROOT
-    )

@@ -3,6 +3,7 @@
     python -m benchmarks.gpu --total 28                  correctness first, then the rest
     python -m benchmarks.gpu --part 1                    one part, at most 8 minutes
     python -m benchmarks.gpu --resume                    all parts, what is not measured yet
+    python -m benchmarks.gpu --dry-run --memory-gib 80   which cells fit, and what each takes
 
 Without a GPU every part runs at a small scale on the CPU, in about half a minute in all, and what
 is missing is said. Each cell is written as soon as it is there, and before it is begun, so that a
@@ -23,6 +24,7 @@ from benchmarks.gpu import (
     against_transformers,
     attention,
     correctness,
+    dry_run,
     host,
     magicdec,
     plain,
@@ -60,6 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; 1 where a cell failed, or something was not correct."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
+    wanted = [part for part in _by_importance() if options.part in {None, part.number}]
+    if options.dry_run:
+        bench = dry_run.bench_of(options.memory_gib)
+        print("\n".join(dry_run.described(wanted, bench, options.total)))
+        return 0
+    return _run(wanted, options, given)
+
+
+def _run(wanted: Sequence[Part], options: argparse.Namespace, given: Sequence[str]) -> int:
     transformers.utils.logging.disable_progress_bar()
     has_gpu = torch.cuda.is_available() and not options.cpu
     device = torch.device("cuda" if has_gpu else "cpu")
@@ -67,7 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = torch.cuda.get_device_name() if has_gpu else "cpu-small-scale"
     report = Report(options.folder or (RESULTS if has_gpu else _SMALL_FOLDER), name, PARTS)
     _say_where(bench, name)
-    wanted = [part for part in _by_importance() if options.part in {None, part.number}]
     if not options.resume:
         for part in wanted:
             report.forget(part.number)
@@ -196,6 +206,12 @@ def _minutes(text: str) -> float:
     return minutes
 
 
+def _gib(text: str) -> float:
+    if not 0.0 < (gib := float(text)) < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} GiB; give a number above 0")
+    return gib
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -205,6 +221,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=_minutes, default=8.0, help="per part (default: 8)")
     parser.add_argument("--total", type=_minutes, default=60.0, help="of all parts (default: 60)")
     parser.add_argument("--cpu", action="store_true", help="small scale though a GPU is there")
+    parser.add_argument("--dry-run", action="store_true", help="list the cells, measure nothing")
+    parser.add_argument(
+        "--memory-gib",
+        type=_gib,
+        default=80.0,
+        help="free on the GPU, with --dry-run (default: 80)",
+    )
     parser.add_argument("--folder", type=Path, help=f"default: {RESULTS}, or {_SMALL_FOLDER}")
     return parser
 

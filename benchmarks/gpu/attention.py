@@ -9,7 +9,7 @@ from functools import partial
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.figures import CellFigures, Figure
-from benchmarks.gpu.floors import Load, attention_bytes, lack_of_memory
+from benchmarks.gpu.floors import Load, Need, attention_bytes
 from benchmarks.gpu.kernels import KERNELS, Call, DecodeInputs
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.timing import seconds_per_call
@@ -28,7 +28,7 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}",
             partial(_measure, bench, batch, context),
-            _lacks(bench, batch, context),
+            _need(bench, batch, context),
         )
         for batch, context in bench.scale.attention
     ]
@@ -76,7 +76,7 @@ def _copies(bench: Bench, read: float) -> int:
     return 1 if bench.scale.is_small else max(1, math.ceil(_LEAST_BYTES / read))
 
 
-def _lacks(bench: Bench, batch: int, context: int) -> str | None:
+def _need(bench: Bench, batch: int, context: int) -> Need:
     read = attention_bytes(bench.scale.target, Load(batch, context))
     held = _COPIES_HELD * _copies(bench, read) * read
-    return lack_of_memory({"KV of one layer, in copies": held}, bench.free_bytes)
+    return Need({"KV of one layer, in copies": held}, bench.free_bytes)

@@ -12,14 +12,14 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.gpu.decoder import Decoder, DecoderSpec
-from benchmarks.gpu.floors import Rates, kv_bytes, lack_of_memory, score_bytes, weight_bytes
+from benchmarks.gpu.floors import Need, Rates, kv_bytes, score_bytes, weight_bytes
 from benchmarks.gpu.models import random_llama
 from benchmarks.gpu.scale import Scale
 from sdcontrol.engine.profiling import measure_ceilings
 
 __all__ = ["Bench", "Budget"]
 
-_USABLE = 0.95  # of the free memory; allocators lose some
+USABLE = 0.95  # of the free memory; allocators lose some
 _CPU_BYTES = 2e9  # that tiny models may take
 
 
@@ -43,14 +43,14 @@ class Budget:
 
 
 class Bench:
-    """A device, and what is on it."""
+    """A device, and what is on it; `free_bytes` where they are not to be asked for."""
 
-    def __init__(self, scale: Scale, device: torch.device) -> None:
+    def __init__(self, scale: Scale, device: torch.device, free_bytes: float | None = None) -> None:
         self.scale = scale
         self.device = device
         self.dtype: torch.dtype = getattr(torch, scale.dtype)
         self.budget = Budget(float("inf"))
-        self.free_bytes = _free_bytes(device)
+        self.free_bytes = _free_bytes(device) if free_bytes is None else USABLE * free_bytes
         self._models: dict[str, LlamaForCausalLM] = {}
         self._decoder: Decoder | None = None
 
@@ -76,10 +76,8 @@ class Bench:
         """The draft model."""
         return self._model("draft")
 
-    def lacks(
-        self, kv_tokens: int, *, with_draft: bool = False, scored_requests: int = 0
-    ) -> str | None:
-        """Why an engine of so many KV tokens does not fit; None where it does.
+    def need(self, kv_tokens: int, *, with_draft: bool = False, scored_requests: int = 0) -> Need:
+        """What an engine of so many KV tokens takes, its models included.
 
         `scored_requests` of them may choose pages by score.
         """
@@ -92,7 +90,7 @@ class Bench:
         if scored_requests:
             needed["page scores"] = score_bytes(scale.target, kv_tokens, scored_requests)
         needed["reserve"] = scale.reserve_bytes
-        return lack_of_memory(needed, self.free_bytes)
+        return Need(needed, self.free_bytes)
 
     def decoder(self, spec: DecoderSpec) -> Decoder:
         """The open engine if it is of this kind, or a new one instead."""
@@ -103,9 +101,11 @@ class Bench:
         return self._decoder
 
     def release(self) -> None:
-        """Free everything that a part had."""
+        """Free everything that a part had; compiled graphs hold memory of their own."""
         self._close_decoder()
         self._models.clear()
+        if self.is_cuda and self.is_usable:
+            torch.compiler.reset()
         self._collect()
 
     @property
@@ -144,5 +144,5 @@ class Bench:
 
 def _free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
-        return _USABLE * torch.cuda.mem_get_info(device)[0]
+        return USABLE * torch.cuda.mem_get_info(device)[0]
     return _CPU_BYTES

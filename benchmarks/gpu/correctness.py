@@ -43,8 +43,8 @@ def cells(bench: Bench) -> list[Cell]:
     found = [Cell(f"attention, {_name(d)}", partial(_attention, bench, d)) for d in dtypes]
     found.append(Cell("texts against generate", partial(_texts, bench)))
     skip = None if bench.is_cuda else "kernels and graphs are CUDA's"
-    found.append(Cell("verdicts against the host's", partial(_verdicts, bench), skip))
-    found.append(Cell("graphs against eager", partial(_graphs, bench), skip))
+    found.append(Cell("verdicts against the host's", partial(_verdicts, bench), None, skip))
+    found.append(Cell("graphs against eager", partial(_graphs, bench), None, skip))
     return found
 
 

@@ -5,12 +5,13 @@ weights and KV over the measured copy bandwidth, and FLOPs over the measured mat
 activations, logits and launches are left out: they are what a measured step has on top.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sdcontrol.estimators.shapes import ModelShape
 
-__all__ = ["Load", "Rates", "acceptance_length", "attention_bytes", "floor_seconds", "kv_bytes",
-           "lack_of_memory", "score_bytes", "self_drafting_bound", "step_bytes", "step_flops", "weight_bytes"]  # fmt: skip
+__all__ = ["Load", "Need", "Rates", "acceptance_length", "attention_bytes", "floor_seconds", "kv_bytes",
+           "score_bytes", "self_drafting_bound", "step_bytes", "step_flops", "weight_bytes"]  # fmt: skip
 
 _GB = 1e9
 _PAGE = 16
@@ -23,6 +24,28 @@ class Rates:
 
     bytes_per_second: float
     flops_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a cell takes of a device's memory, in bytes, by what takes it."""
+
+    parts: Mapping[str, float]
+    free_bytes: float
+
+    @property
+    def num_bytes(self) -> float:
+        """All of it."""
+        return sum(self.parts.values())
+
+    @property
+    def lack(self) -> str | None:
+        """Why the cell is left out, with the numbers; None where it fits."""
+        if self.num_bytes <= self.free_bytes:
+            return None
+        parts = ", ".join(f"{name} {size / _GB:.1f}" for name, size in self.parts.items())
+        free = f"{self.free_bytes / _GB:.1f} GB free"
+        return f"needs {self.num_bytes / _GB:.1f} GB ({parts}), {free}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +109,6 @@ def floor_seconds(shape: ModelShape, load: Load, rates: Rates) -> float:
 def attention_bytes(shape: ModelShape, load: Load) -> float:
     """KV of one layer that attention alone reads."""
     return kv_bytes(shape, load.kv_tokens) / shape.num_layers
-
-
-def lack_of_memory(needed: dict[str, float], free_bytes: float) -> str | None:
-    """Why a cell is left out, with the numbers; None where it fits."""
-    total = sum(needed.values())
-    if total <= free_bytes:
-        return None
-    parts = ", ".join(f"{name} {size / _GB:.1f}" for name, size in needed.items())
-    return f"needs {total / _GB:.1f} GB ({parts}), {free_bytes / _GB:.1f} GB free"
 
 
 def acceptance_length(rate: float, num_draft_tokens: int) -> float:

@@ -32,7 +32,7 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}",
             partial(_measure, bench, batch, context),
-            bench.lacks(_kv_tokens(bench, batch, context), with_draft=True),
+            bench.need(_kv_tokens(bench, batch, context), with_draft=True),
         )
         for batch, context in bench.scale.host
     ]
@@ -63,6 +63,8 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
     graphs = decoder.graphs
     if bench.is_cuda:
         figures.append(Figure("graph capture", graphs.capture_seconds, "s"))
+        left = graphs.reserved_bytes / max(graphs.expected_bytes, 1)
+        figures.append(Figure("graph memory, of what the pool leaves for it", left))
         peak = torch.cuda.max_memory_allocated(bench.device)
         figures.append(Figure("peak memory", peak / 1e9, "GB"))
     return CellFigures(tuple(figures), {"graphs": asdict(graphs)})

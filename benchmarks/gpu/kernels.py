@@ -107,6 +107,15 @@ def _torch_sdpa(inputs: DecodeInputs) -> Call:
     return lambda copy: scaled_dot_product_attention(query, *caches[copy], enable_gqa=True)
 
 
+def _torch_sdpa_grouped(inputs: DecodeInputs) -> Call:
+    """The heads of a group as queries of their KV head, so that each key is read once."""
+    query, caches = inputs.batched_query, inputs.contiguous
+    batch, heads, _, dim = query.shape
+    grouped = query.view(batch, inputs.layer.num_kv_heads, -1, dim)
+    assert grouped.shape[1] * grouped.shape[2] == heads
+    return lambda copy: scaled_dot_product_attention(grouped, *caches[copy])
+
+
 def _torch_flex(inputs: DecodeInputs) -> Call | None:
     if inputs.device.type != "cuda":
         return None
@@ -147,6 +156,7 @@ def _flashinfer(inputs: DecodeInputs) -> Call | None:
 KERNELS: Mapping[str, Callable[[DecodeInputs], Call | None]] = {
     "ours": _ours,
     "scaled_dot_product_attention": _torch_sdpa,
+    "scaled_dot_product_attention, groups as queries": _torch_sdpa_grouped,
     "FlexAttention": _torch_flex,
     "FlashInfer": _flashinfer,
 }

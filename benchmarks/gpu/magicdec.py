@@ -53,7 +53,7 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}, {arm}",
             partial(_measure, bench, verifier, (batch, context), which),
-            bench.lacks(_kv_tokens(bench, batch, context), scored_requests=batch * which),
+            bench.need(_kv_tokens(bench, batch, context), scored_requests=batch * which),
         )
         for batch, context in _loads(bench)
         for which, arm in enumerate((scale.sparse_arm, scale.scored_arm))
@@ -73,7 +73,7 @@ def _loads(bench: Bench) -> list[tuple[int, int]]:
     loads: list[tuple[int, int]] = []
     for batch, context in bench.scale.magicdec:
         loads.append((batch, context))
-        if bench.lacks(_kv_tokens(bench, batch, context)):
+        if bench.need(_kv_tokens(bench, batch, context)).lack:
             loads.append((batch // 2, context))
     return list(dict.fromkeys(loads))
 

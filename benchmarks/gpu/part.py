@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.figures import CellFigures
+from benchmarks.gpu.floors import Need
 
 if TYPE_CHECKING:
     from benchmarks.gpu.bench import Bench
@@ -17,11 +18,17 @@ __all__ = ["Cell", "Part"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measurement. `skip` says why it cannot be made here."""
+    """One measurement, what memory it needs, and why it has no place here, if it has none."""
 
     name: str
     measure: Callable[[], CellFigures]
-    skip: str | None = None
+    need: Need | None = None
+    out_of_place: str | None = None
+
+    @property
+    def skip(self) -> str | None:
+        """Why it cannot be made here; None where it can."""
+        return self.out_of_place or (self.need.lack if self.need else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}",
             partial(_measure, bench, batch, context),
-            bench.lacks(_kv_tokens(bench, batch, context)),
+            bench.need(_kv_tokens(bench, batch, context)),
         )
         for batch, context in bench.scale.plain
     ]
@@ -40,7 +40,8 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}, norms and activations compiled",
             partial(_measure_compiled, bench, batch, context),
-            bench.lacks(_kv_tokens(bench, batch, context)) if bench.is_cuda else "compiled on CUDA",
+            bench.need(_kv_tokens(bench, batch, context)),
+            None if bench.is_cuda else "compiled on CUDA",
         )
         for batch, context in bench.scale.compiled
     ]

@@ -57,7 +57,7 @@ def cells(bench: Bench) -> list[Cell]:
     fitting = [
         pair
         for pair in bench.scale.promise
-        if bench.lacks(_kv(bench, *pair), with_draft=True) is None
+        if bench.need(_kv(bench, *pair), with_draft=True).lack is None
     ]
     kv_tokens = max((_kv(bench, *pair) for pair in fitting), default=0)
     most = max((batch for batch, _ in fitting), default=1)
@@ -68,7 +68,7 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}, acceptance {mix}",
             partial(_measure, bench, spec, batch, context, mix),
-            bench.lacks(_kv(bench, batch, context), with_draft=True),
+            bench.need(_kv(bench, batch, context), with_draft=True),
         )
         for mix in bench.scale.mixes
         for batch, context in bench.scale.promise

@@ -77,7 +77,7 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}, {mean} tokens each",
             partial(_measure, bench, batch, context, mean),
-            bench.lacks(_kv_tokens(bench, batch, context)),
+            bench.need(_kv_tokens(bench, batch, context)),
         )
         for batch, context in bench.scale.verification
         for mean in bench.scale.tokens_per_request

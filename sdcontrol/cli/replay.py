@@ -126,6 +126,7 @@ def _notes(jobs: "Sequence[ReplayJob]", results: "Sequence[ReplayResult]") -> It
     if refused:
         reason = next(result.refusals[0] for result in results if result.refusals)
         yield f"{refused} requests could never run: {reason}"
+    yield from _notes_on_sharing(jobs)
     machine = jobs[0].machine
     if machine is None:
         yield from _notes_on_fits(jobs)
@@ -134,6 +135,20 @@ def _notes(jobs: "Sequence[ReplayJob]", results: "Sequence[ReplayResult]") -> It
     arms = {arm for result in results for arm in result.arms}
     if machine.target is not None and machine.draft is None and "draft_model" in arms:
         yield "draft_model was priced like the model itself; give --draft-model"
+
+
+def _notes_on_sharing(jobs: "Sequence[ReplayJob]") -> Iterator[str]:
+    from sdcontrol.experiments.replay_runs import opened
+
+    for source in dict.fromkeys(job.source for job in jobs):
+        found = opened(source)
+        if found.trace is None or not found.settings.prefix_sharing:
+            continue
+        if found.trace.requests_table()["prompt_ids"].null_count:
+            yield (
+                f"{source.path.name} keeps no token ids: prompts that begin alike are simulated as "
+                "if they did not; record with --keep-token-ids"
+            )
 
 
 def _notes_on_fits(jobs: "Sequence[ReplayJob]") -> Iterator[str]:

@@ -5,6 +5,7 @@ Knows nothing of models beyond bytes per token.
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,11 +15,32 @@ from sdcontrol.errors import ConfigError
 from sdcontrol.scheduling.blocks import BlockPool
 from sdcontrol.scheduling.scheduler import Scheduler
 
-__all__ = ["EngineConfig", "FreeBytes", "cache_blocks", "free_bytes_of", "num_cache_blocks"]
+__all__ = ["EngineConfig", "FreeBytes", "Memory", "cache_blocks", "free_bytes_of"]
 
 FreeBytes = Callable[[torch.device], int]
 
 _MOST_TOKENS_ON_CPU = 1 << 18  # by default
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an engine takes beside its weights, in bytes, by who takes it; the target's first.
+
+    What may be left out stands under one name in both.
+    """
+
+    per_token: Mapping[str, int]  # of the pool
+    fixed: Mapping[str, int] = field(default_factory=dict)  # however large the pool is
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token of the pool takes in all caches together."""
+        return max(sum(self.per_token.values()), 1)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What is taken once."""
+        return sum(self.fixed.values())
 
 
 class EngineConfig(BaseModel):
@@ -55,63 +77,58 @@ class EngineConfig(BaseModel):
         )
 
 
-def num_cache_blocks(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:
-    """Blocks of the pool, the null block included.
-
-    Raises `ConfigError` where not even one block fits.
-    """
-    return cache_blocks(config, {"model": bytes_per_token}, device)
-
-
 def cache_blocks(
     config: EngineConfig,
-    bytes_per_token: Mapping[str, int],
+    memory: Memory,
     device: torch.device,
     free_bytes: FreeBytes | None = None,
 ) -> int:
     """Blocks of the pool that all models share, the null block included.
 
-    `bytes_per_token` is what one token takes in each model's cache, the target's first. Raises
+    The share of the free memory that the cache may take is for everything in `memory`. Raises
     `ConfigError` where not even one block fits, or, on a device that has to give all of it at
     once, fewer tokens than `kv_tokens`.
     """
-    num_bytes = max(sum(bytes_per_token.values()), 1)
     wanted = config.kv_tokens
     is_lazy = device.type == "cpu"  # there memory is taken when it is first written
     if wanted is None or not is_lazy:
         free = (free_bytes or free_bytes_of)(device)
         if wanted is None:
-            wanted = int(free * config.memory_fraction) // num_bytes
+            share = int(free * config.memory_fraction) - memory.fixed_bytes
+            wanted = max(share, 0) // memory.token_bytes
             wanted = min(wanted, _MOST_TOKENS_ON_CPU) if is_lazy else wanted
-            _check_room(config, bytes_per_token, free, wanted)
-        elif wanted * num_bytes > free:
+            _check_room(config, memory, free, wanted)
+        elif wanted * memory.token_bytes + memory.fixed_bytes > free:
             asked = f"{wanted} tokens are asked for"
-            raise ConfigError(_refusal(bytes_per_token, free, asked, "lower kv_tokens"))
+            raise ConfigError(_refusal(memory, free, asked, "lower kv_tokens"))
     if wanted < config.block_size:
         raise ConfigError(
-            f"the KV cache would hold {wanted} tokens at {num_bytes} bytes each, less than "
-            f"one block of {config.block_size}; raise kv_tokens or memory_fraction"
+            f"the KV cache would hold {wanted} tokens at {memory.token_bytes} bytes each, less "
+            f"than one block of {config.block_size}; raise kv_tokens or memory_fraction"
         )
     return -(-wanted // config.block_size) + 1
 
 
-def _check_room(
-    config: EngineConfig, bytes_per_token: Mapping[str, int], free: int, tokens: int
-) -> None:
-    if len(bytes_per_token) > 1 and tokens < config.block_size:
+def _check_room(config: EngineConfig, memory: Memory, free: int, tokens: int) -> None:
+    has_more = len(memory.per_token) > 1 or memory.fixed
+    if has_more and tokens < config.block_size:
         share = f"memory_fraction {config.memory_fraction} of that holds {tokens} tokens"
-        raise ConfigError(_refusal(bytes_per_token, free, share, "raise memory_fraction"))
+        raise ConfigError(_refusal(memory, free, share, "raise memory_fraction"))
 
 
-def _refusal(bytes_per_token: Mapping[str, int], free: int, asked: str, remedy: str) -> str:
-    """What does not fit, with the numbers; the models beside the target may be left out."""
-    each = ", ".join(f"{name} {size}" for name, size in bytes_per_token.items())
-    others = " and ".join(list(bytes_per_token)[1:])
+def _refusal(memory: Memory, free: int, asked: str, remedy: str) -> str:
+    """What does not fit, with the numbers; what stands beside the target may be left out."""
+    others = " and ".join(dict.fromkeys([*list(memory.per_token)[1:], *memory.fixed]))
+    once = f"; once {_listed(memory.fixed)}" if memory.fixed else ""
     or_leave_out = f", or leave out {others}" if others else ""
     return (
-        f"the KV cache does not fit: bytes per token {each}; {free} bytes are free; {asked}; "
-        f"{remedy}{or_leave_out}"
+        f"the KV cache does not fit: bytes per token {_listed(memory.per_token)}{once}; {free} "
+        f"bytes are free; {asked}; {remedy}{or_leave_out}"
     )
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def free_bytes_of(device: torch.device) -> int:

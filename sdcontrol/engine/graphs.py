@@ -31,6 +31,8 @@ __all__ = [
     "GraphRecorder",
     "GraphedForwards",
     "attach_graphs",
+    "graph_bytes",
+    "largest_forward_bytes",
     "planned_token_edges",
 ]
 
@@ -208,6 +210,32 @@ def attach_graphs(runner: ModelRunner, config: EngineConfig, stats: GraphStats) 
     runner.graphs = GraphedForwards(runner, limits, parts, stats)
 
 
+def graph_bytes(runner: ModelRunner, config: EngineConfig) -> int:
+    """Device memory to leave for the graphs of a runner, about; 0 where it has none.
+
+    They share it, so that the largest bucket counts. What the driver keeps of each graph, and of
+    layers compiled by `torch.compile`, nobody knows beforehand.
+    """
+    if not (_are_wanted(runner.device, config) and runner.has_kernels):
+        return 0
+    if uncapturable(runner.model) is not None:
+        return 0
+    tokens = config.max_batch_size * (1 + config.max_draft_tokens)
+    return largest_forward_bytes(runner, tokens)
+
+
+def largest_forward_bytes(runner: ModelRunner, tokens: int) -> int:
+    """What a graph of so many tokens computes: logits, here and where all graphs leave them, and
+    what a layer has at once, taken as four rows of its own and of its MLP's width.
+    """
+    config = runner.model.config.get_text_config()
+    hidden: int = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden  # a list: by layer
+    widest = inner if isinstance(inner, int) else max(inner)
+    row = 2 * runner.vocab_size + 4 * (hidden + widest)
+    return tokens * row * runner.model.dtype.itemsize
+
+
 def planned_token_edges(model: PreTrainedModel, config: EngineConfig) -> tuple[int, ...]:
     """What `Engine.token_edges` will be, for a planner that is made before the engine.
 
@@ -227,14 +255,13 @@ def parts_of(runner: ModelRunner, config: EngineConfig) -> GraphParts | None:
     if not runner.has_kernels:
         _leave_out(runner, f"{type(runner.backend).__name__} reads lengths on the host")
         return None
-    from sdcontrol.engine.chain_attention import ChainBucketAttention
-    from sdcontrol.engine.kernels.bucket_attention import query_tile
+    from sdcontrol.engine.kernels.bucket_attention import TritonBucketAttention, query_tile
 
     layers, device = tuple(dict.fromkeys(runner.layers)), runner.device
     return GraphParts(
         CudaRecorder(device),
         cache(lambda longest: query_tile(layers, longest, device)),
-        lambda bucket: ChainBucketAttention(
+        lambda bucket: TritonBucketAttention(
             bucket, layers, block_size=config.block_size, device=device
         ),
     )

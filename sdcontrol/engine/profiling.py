@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from sdcontrol.engine.config import EngineConfig, num_cache_blocks
+from sdcontrol.engine.config import EngineConfig, Memory, cache_blocks
 from sdcontrol.engine.graphs import attach_graphs
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.runner import ModelRunner
@@ -97,7 +97,9 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     side, num_bytes = (8192, 1 << 30) if is_gpu else (1024, 1 << 27)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)
-    left, product = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
+    # Random, as weights are: ones take less power, for a rate that no model reaches.
+    left = torch.randn((side, side), device=device).to(dtype)
+    product = torch.empty_like(left)
 
     def best_of(work: Callable[[], object]) -> float:
         return min(_seconds(work, device) for _ in range(_TRIES + 1))
@@ -119,7 +121,8 @@ def step_shapes(
     Raises `ConfigError` where none does.
     """
     runner = ModelRunner(model)
-    slots = num_cache_blocks(EngineConfig(), runner.bytes_per_token, runner.device) * _BLOCK_SIZE
+    memory = Memory({"model": runner.bytes_per_token})
+    slots = cache_blocks(EngineConfig(), memory, runner.device) * _BLOCK_SIZE
     positions = int(
         getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 1 << 62
     )

@@ -41,6 +41,7 @@ class GraphStats:
     eager: dict[str, int] = field(default_factory=dict)  # forwards without a graph, by reason
     capture_seconds: float = 0.0
     reserved_bytes: int = 0  # device memory that captures took
+    expected_bytes: int = 0  # that they were left when the pool was sized
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ The model, for request `r`, arm `a`, position `j` and bucket `b` of what the hin
 The arm average is a ratio of counts in which only observed outcomes count: a draft accepted in full
 says nothing of the next position. A request counts ever less as it gives more, and as it deviates
 more, so that one odd request cannot drag the average along. The deviation is a mean-reverting random
-walk, tracked by an extended Kalman filter whose walk widens while its errors keep their sign. A
-request's own counts per position correct what remains. Arms that were seen to draft trees are counted
-by node: P(node is accepted) takes the place of the hazard.
+walk, tracked by an extended Kalman filter whose walk widens while its errors keep their sign. Own
+counts per position correct what remains. How far requests lie from the average is learnt too: where
+they are alike, one's own hardly counts. Arms seen to draft trees are counted by node: P(node accepted).
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ __all__ = ["AcceptanceEstimator", "Survival"]
 
 IntArray = NDArray[np.int64]
 
-_OWN_SHRINK_TOKENS = 16.0  # tokens that the model is worth against a request's own counts
+_OWN_SHRINK_TOKENS = 16.0  # tokens that the model is worth against own counts, at variance 1
 _NO_CONFIDENCE = flattened(())
 
 
@@ -87,7 +87,12 @@ class AcceptanceEstimator:
         table = _believe(
             self._index(columns.arms),
             (self._averages.odds, self._is_tree),
-            (self._slots(view), self._requests.state, self._requests.counts),
+            (
+                self._slots(view),
+                self._requests.state,
+                self._requests.counts,
+                self._requests.variances,
+            ),
             (
                 columns.max_draft_tokens,
                 columns.match_tokens,
@@ -161,7 +166,14 @@ class AcceptanceEstimator:
             (outcomes.table, _indices(outcomes.shadows), self._index(outcomes.arms)),
             (self._is_tree, table, *confidence, self._calibration.curve),
             (columns.max_draft_tokens, columns.match_tokens, columns.confidence, column_of),
-            (slots, requests.state, requests.counts, requests.last_seen, view.step),
+            (
+                slots,
+                requests.state,
+                requests.counts,
+                requests.variances,
+                requests.last_seen,
+                view.step,
+            ),
             averages.tables,
         )
 
@@ -230,30 +242,31 @@ class AcceptanceEstimator:
 
 @compiled(
     "float64[:, :, ::1](int64[::1], Tuple((float64[:, :, ::1], boolean[::1])),"
-    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1])),"
+    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[::1])),"
     " Tuple((int64[:, ::1], int64[:, ::1], float64[:, ::1], boolean[:, ::1])), int64)"
 )
 def _believe(
     index: IntArray,  # [arms], among all arms
     averages: tuple[FloatArray, NDArray[np.bool_]],  # odds, is_tree
-    requests: tuple[IntArray, FloatArray, FloatArray],  # slots, state, counts
+    requests: tuple[IntArray, FloatArray, FloatArray, FloatArray],  # slots, and of `Deviations`
     hints: tuple[IntArray, IntArray, FloatArray, NDArray[np.bool_]],  # of `Columns`
     depth: int,
 ) -> FloatArray:
     """Survival, `[arms, requests, depth]`: products of hazards (chains) or rates (trees)."""
     odds, is_tree = averages
-    slots, state, counts = requests
+    slots, state, counts, variances = requests
     limits, match_tokens, confidence, is_allowed = hints
     survival = np.zeros((len(index), len(slots), depth))
     for a in range(len(index)):
         arm = index[a]
+        shrink = _OWN_SHRINK_TOKENS / variances[arm]
         for r in range(len(slots)):
             own, ratio = counts[slots[r], arm], state[slots[r], arm, ODDS_RATIO]
             bucket, before = bucket_of(match_tokens[a, r], confidence[a, r]), 1.0
             for j in range(min(depth, limits[a, r]) if is_allowed[a, r] else 0):
                 own_odds = odds[arm, bucket, j] * ratio
-                hits = _OWN_SHRINK_TOKENS * own_odds + own[ACCEPTED, j] * (1.0 + own_odds)
-                rate = hits / ((1.0 + own_odds) * (_OWN_SHRINK_TOKENS + own[TESTED, j]))
+                hits = shrink * own_odds + own[ACCEPTED, j] * (1.0 + own_odds)
+                rate = hits / ((1.0 + own_odds) * (shrink + own[TESTED, j]))
                 survival[a, r, j] = rate * before
                 if not is_tree[arm]:
                     before = survival[a, r, j]
@@ -268,20 +281,20 @@ def _indices(numbers: tuple[int, ...]) -> IntArray:
 @compiled(
     f"void({OBSERVED}, {KNOWN},"
     " Tuple((int64[:, ::1], int64[:, ::1], float64[:, ::1], int64[::1])),"
-    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1], int64[::1], int64)),"
+    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[::1], int64[::1], int64)),"
     " UniTuple(float64[:, :, ::1], 4))"
 )
 def _absorb(
     observed: Observed,
     known: Known,
     hints: tuple[IntArray, IntArray, FloatArray, IntArray],  # of `Columns`; see `_column_of`
-    requests: tuple[IntArray, FloatArray, FloatArray, IntArray, int],  # the last: when seen, now
+    requests: tuple[IntArray, FloatArray, FloatArray, FloatArray, IntArray, int],  # and the step
     averages: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> None:
     """Prove and learn."""
     limits, match_tokens, confidence, column_of = hints
-    slots, state, counts, last_seen, step = requests
+    slots, state, counts, variances, last_seen, step = requests
     last_seen[slots] = step
     evidence = prove(observed, known, limits, averages[0].shape[2])
     buckets = buckets_of(match_tokens, confidence)
-    learn(evidence, (slots, state, counts), (column_of, buckets), averages)
+    learn(evidence, (slots, state, counts, variances), (column_of, buckets), averages)

@@ -23,7 +23,7 @@ __all__ = [
 
 IntArray = NDArray[np.int64]
 
-DEVIATION_VARIANCE = 1.0  # of requests around the average of an arm, in squared log-odds
+DEVIATION_VARIANCE = 1.0  # of requests around the average of an arm, in squared log-odds, at most
 _KEEP_STEPS = 512  # an absent request may be forgotten after this many steps
 _FIRST_SLOTS = 64
 
@@ -38,12 +38,16 @@ TESTED, ACCEPTED = 0, 1
 
 
 class Deviations:
-    """`state[slot, arm]` is MEAN, VARIANCE, ...; `counts[slot, arm]` TESTED and ACCEPTED, `[2, K]`."""
+    """`state[slot, arm]` is MEAN, VARIANCE, ...; `counts[slot, arm]` TESTED and ACCEPTED, `[2, K]`.
+
+    `variances[arm]` is how far requests were found to lie from the average of an arm.
+    """
 
     def __init__(self, depth: int, num_arms: int) -> None:
         self._slot_of: dict[str, int] = {}
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, 0, -1))
         self.last_seen: IntArray = np.zeros(_FIRST_SLOTS, dtype=np.int64)  # step, by slot
+        self.variances: FloatArray = np.full(num_arms, DEVIATION_VARIANCE)
         self._allocate(_FIRST_SLOTS, num_arms, depth)
 
     def _allocate(self, slots: int, arms: int, depth: int) -> None:
@@ -79,6 +83,8 @@ class Deviations:
         """Room for `num_arms` arms in all."""
         if num_arms > self.state.shape[1]:
             self._grow(self.num_slots, num_arms)
+            new = np.full(num_arms - len(self.variances), DEVIATION_VARIANCE)
+            self.variances = np.concatenate([self.variances, new])
 
     def forget_counts(self, arm: int) -> None:
         """Start the counts of one arm over, for every request."""

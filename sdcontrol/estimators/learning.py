@@ -34,16 +34,20 @@ _WALK_VARIANCE = 0.002  # of the deviation's walk, per update
 _MOST_DEVIATION = 5.0
 _HINTED_TRUST = 0.25  # of an outcome that was hinted at: the hint has said most of it
 _OWN_MEMORY_TOKENS = 80.0
+_VARIANCE_RATE = 0.03  # of what is believed of a population, per outcome
+_LEAST_VARIANCE = 0.1
 _TREND_RATE = 0.2
 _DRIFT_SCALE = (2.0 - _TREND_RATE) / _TREND_RATE  # makes trend^2 chi-squared(1) without drift
 
 
-@compiled("float64(float64[::1], float64[::1], float64[:, ::1], float64)")
-def _track(state: FloatArray, odds: FloatArray, outcome: FloatArray, trust: float) -> float:
+@compiled("float64(float64[::1], float64[::1], float64[:, ::1], float64, float64)")
+def _track(
+    state: FloatArray, odds: FloatArray, outcome: FloatArray, trust: float, most: float
+) -> float:
     """One step of a deviation's Kalman filter; how strongly it drifts.
 
     `state` is that of a (request, arm), `odds` the arm's, `[K]`, and `outcome` is `[2, K]`, which
-    counts `trust` times.
+    counts `trust` times. Its variance is `most` at first.
     """
     error, information = 0.0, 1e-9
     for j in range(outcome.shape[1]):
@@ -53,16 +57,24 @@ def _track(state: FloatArray, odds: FloatArray, outcome: FloatArray, trust: floa
             rate = own_odds / (1.0 + own_odds)
             error += trust * (outcome[ACCEPTED, j] - tested * rate)
             information += trust * tested * rate * (1.0 - rate)
-    surprise = error / math.sqrt(information * (1.0 + information * state[VARIANCE]))
+    surprise = error / math.sqrt(information * (1.0 + information * min(state[VARIANCE], most)))
     trend = state[TREND] + _TREND_RATE * (surprise - state[TREND])
     drift = max(_DRIFT_SCALE * trend**2 - 1.5, 0.0)
-    variance = min(state[VARIANCE] + _WALK_VARIANCE * (1.0 + 10.0 * drift), DEVIATION_VARIANCE)
+    variance = min(state[VARIANCE] + _WALK_VARIANCE * (1.0 + 10.0 * drift), most)
     variance /= 1.0 + information * variance
     mean = (1.0 - _WALK_VARIANCE) * state[MEAN] + variance * error
     mean = min(max(mean, -_MOST_DEVIATION), _MOST_DEVIATION)
     state[MEAN], state[VARIANCE], state[TREND] = mean, variance, trend
     state[ODDS_RATIO] = math.exp(mean)
     return float(drift)
+
+
+@compiled("float64(float64, float64[::1])")
+def _spread(variance: float, state: FloatArray) -> float:
+    """The variance of requests around the average, after one of them: a step of EM, online."""
+    seen = state[MEAN] ** 2 + state[VARIANCE]
+    variance += _VARIANCE_RATE * (seen - variance)
+    return min(max(variance, _LEAST_VARIANCE), DEVIATION_VARIANCE)
 
 
 @compiled("void(float64[:, ::1], float64[:, ::1], float64, float64)")
@@ -87,22 +99,22 @@ def _weight(state: FloatArray) -> float:
 
 @compiled(
     "void(Tuple((int64[:, ::1], float64[:, :, :, ::1])),"
-    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1])),"
+    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[::1])),"
     " Tuple((int64[::1], int64[:, ::1])), UniTuple(float64[:, :, ::1], 4))"
 )
 def learn(
     evidence: tuple[IntArray, FloatArray],
-    requests: tuple[IntArray, FloatArray, FloatArray],
+    requests: tuple[IntArray, FloatArray, FloatArray, FloatArray],
     hints: tuple[IntArray, IntArray],
     averages: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> None:
     """Learn every outcome of `Evidence`; averages change only when all are learnt.
 
-    `requests` are slots, `[requests]`, and `Deviations.state` and `.counts`. `hints` are the row of
+    `requests` are slots, `[requests]`, and `Deviations.state`, `.counts` and `.variances`. `hints` are the row of
     each arm, negative where nothing is hinted, in the buckets that follow, `[rows, requests]`.
     """
     arms, outcomes = evidence
-    slots, state, counts = requests
+    slots, state, counts, variances = requests
     column_of, buckets = hints
     tested, accepted, prior, odds = averages
     is_stale = np.zeros(tested.shape[:2], np.bool_)
@@ -114,7 +126,9 @@ def learn(
             bucket = buckets[column_of[arm], r] if column_of[arm] >= 0 else 0
             cell = state[slots[r], arm]
             is_hinted = bucket != 0
-            drift = _track(cell, odds[arm, bucket], outcome, _HINTED_TRUST if is_hinted else 1.0)
+            trust = _HINTED_TRUST if is_hinted else 1.0
+            drift = _track(cell, odds[arm, bucket], outcome, trust, variances[arm])
+            variances[arm] = _spread(variances[arm], cell)
             plain = 0.0 if is_hinted else 1.0  # hints mix different situations
             _count_own(counts[slots[r], arm], outcome, plain, drift)
             weight = _weight(cell)

@@ -37,10 +37,16 @@ class OnlineRegression:
 
     `units` are the features at a point of reference, where `prior`, the first guess of the relative
     coefficients, sums to 1; `spread` is its standard deviation. All are `[features]`. The scale, the
-    seconds at the point of reference, is settled by the first measurements.
+    seconds at the point of reference, is settled by the first measurements unless it is given.
     """
 
-    def __init__(self, units: FloatArray, prior: FloatArray, spread: FloatArray) -> None:
+    def __init__(
+        self,
+        units: FloatArray,
+        prior: FloatArray,
+        spread: FloatArray,
+        scale: float | None = None,
+    ) -> None:
         self.units: FloatArray = np.where(units > 0.0, units, 1.0)
         self._precision: FloatArray = np.diag(1.0 / spread**2)
         self._target: FloatArray = self._precision @ prior
@@ -48,9 +54,10 @@ class OnlineRegression:
         self._relative: FloatArray = prior.copy()
         self._recent: deque[float] = deque(maxlen=_CHANGE_STEPS)
         self._first: list[float] = []
-        self.scale = 1.0
+        self._has_scale = scale is not None
+        self.scale = 1.0 if scale is None else scale
         self.num_measured = 0
-        self.coefficients: FloatArray = self._relative / self.units
+        self.coefficients: FloatArray = self.scale * self._relative / self.units
         """Seconds per unit of each raw feature, `[features]`. Do not write to it."""
 
     def predict(self, features: FloatArray) -> float:
@@ -64,11 +71,13 @@ class OnlineRegression:
         *,
         expected: float | None = None,
         is_familiar: bool = True,
+        trust: float = 1.0,
     ) -> bool:
         """Learn one measurement; whether it completed a change of speed. Nonsense is left out.
 
         `expected` is the best prediction there was, by default `predict(features)`. Only where the
-        load `is_familiar` can a surprise be an outlier or a change of speed; elsewhere it is news.
+        load `is_familiar` can a surprise be an outlier or a change of speed; elsewhere it is news,
+        to be trusted as far as `trust` says.
         """
         expected = self.predict(features) if expected is None else expected
         if not (is_plausible(seconds) and expected > 0.0):
@@ -76,7 +85,7 @@ class OnlineRegression:
         ratio = math.log(seconds) - math.log(expected)
         self.num_measured += 1
         changed = False
-        if self.num_measured <= _WARM_UP_STEPS:
+        if self.num_measured <= _WARM_UP_STEPS and not self._has_scale:
             self._settle_scale(features, seconds)
         else:
             changed = is_familiar and self._is_new_speed(ratio)
@@ -85,7 +94,7 @@ class OnlineRegression:
             (self._precision, self._target, self._relative, self.coefficients),
             self._prior,
             (features, self.units),
-            (seconds, self.scale, (_OUTLIER / ratio) ** 4 if distrusted else 1.0),
+            (seconds, self.scale, (_OUTLIER / ratio) ** 4 if distrusted else trust),
         )
         return changed
 

@@ -15,6 +15,9 @@ from sdcontrol.estimators.regression import OnlineRegression
 __all__ = ["LearntRounds", "RoundPrice"]
 
 _SPREAD_SHARE, _SPREAD_FLOOR = 0.5, 0.1
+_CATCH_UP_SPREAD = 1.5  # what a catch-up takes is known less well than what a round takes
+_FIRST_TRUST = (0.05, 0.1, 0.3)  # in the first measurements: a first use is often slow
+_NEW_STEPS = 5  # measurements before a surprise is an outlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,13 @@ class LearntRounds:
 
     def update(self, load: DraftLoad, assumed_catch_up_seconds: float, seconds: float) -> None:
         """Learn what all rounds of one step took together, catch-up included."""
-        self._regression.update(_features(load, assumed_catch_up_seconds), seconds)
+        num_measured = self._regression.num_measured
+        self._regression.update(
+            _features(load, assumed_catch_up_seconds),
+            seconds,
+            is_familiar=num_measured >= _NEW_STEPS,
+            trust=_FIRST_TRUST[num_measured] if num_measured < len(_FIRST_TRUST) else 1.0,
+        )
         constant, per_request, per_kv_token, _ = self._regression.coefficients.tolist()
         self.price = RoundPrice(constant, per_request, per_kv_token)
 
@@ -64,11 +73,11 @@ def _features(load: DraftLoad, catch_up_seconds: float) -> FloatArray:
 
 
 def _regression(assumed: RoundPrice, first: DraftLoad) -> OnlineRegression:
-    """Relative to what the first load was assumed to take; its rounds alone, if that is nothing."""
+    """Relative to what the first load was assumed to take; where that is nothing, to measurements."""
     units = _features(first, 1.0)
     parts = units[:3] * np.array([assumed.constant, assumed.per_request, assumed.per_kv_token])
     total = float(parts.sum())
     shares = parts / total if total > 0.0 else np.array([1.0, 0.0, 0.0])
     units[3] = total if total > 0.0 else 1.0  # one assumed second is one assumed second
-    prior = np.append(shares, 1.0)
-    return OnlineRegression(units, prior, _SPREAD_SHARE * prior + _SPREAD_FLOOR)
+    spread = np.append(_SPREAD_SHARE * shares + _SPREAD_FLOOR, _CATCH_UP_SPREAD)
+    return OnlineRegression(units, np.append(shares, 1.0), spread, scale=total or None)

@@ -5,6 +5,7 @@
 Knows observations; nothing of files, or of what should have been chosen.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -178,9 +179,14 @@ def _words_of_header(trace: Trace) -> str:
         f"{header.source} {header.created}"
         + (f", {model.name}" if model else "")
         + (f" on {header.hardware['device']}" if "device" in header.hardware else "")
-        + f", {kind}"
-        + (f" {policy}" if policy else "")
+        + ", "
+        + " ".join([kind, *(f"{name}={_word(value)}" for name, value in policy.items())])
     )
+
+
+def _word(value: object) -> str:
+    """A setting as one would write it on a command line or in YAML."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _counts(summary: TraceSummary) -> Iterator[str]:

@@ -79,6 +79,7 @@ class Recorder:
         self._keep_token_ids = keep_token_ids
         self._clock, self._origin = clock, clock()
         self._is_recording = True
+        self._observe_seconds = 0.0  # of the last step
         self._live: dict[str, _Live] = {}
         self._ended: set[str] = set()  # in this step
         self._faults: list[str] = []  # the planner's, until somebody takes them
@@ -141,6 +142,7 @@ class Recorder:
             self._planner.observe(observation)
         finally:
             self._record(observation, now)
+            self._observe_seconds = self._now() - now
 
     def take_faults(self) -> tuple[str, ...]:
         """The planner's faults since the last call."""
@@ -215,10 +217,12 @@ class Recorder:
     # writing
 
     def _record(self, observation: Observation, now: float) -> None:
-        self._note_strangers(observation, now)
+        # An engine counts observing the last step to this one, before which requests may come.
+        start_seconds = now - observation.timing.total_seconds + self._observe_seconds
+        self._note_strangers(observation, start_seconds)
         step = RecordedStep(
             observation=observation,
-            start_seconds=now - observation.timing.total_seconds,
+            start_seconds=start_seconds,
             planned=self._planned,
             plan_faults=self._plan_faults,
             refinements=tuple(self._refinements),
@@ -227,14 +231,14 @@ class Recorder:
         if self._is_recording:
             self._try(lambda: self._writer.append(step))
 
-    def _note_strangers(self, observation: Observation, now: float) -> None:
+    def _note_strangers(self, observation: Observation, start_seconds: float) -> None:
         """Of requests that nobody told of, the views say what there is to know."""
         for row, request in enumerate(observation.view.requests):
             live = self._live.get(request.id)
             if live is None and request.id not in self._ended:
                 record = RequestRecord(
                     id=request.id,
-                    arrival_seconds=now - observation.timing.total_seconds,
+                    arrival_seconds=start_seconds,
                     prompt_tokens=max(request.context_tokens - request.generated_tokens, 0),
                     output_tokens=0,
                     temperature=request.temperature,

@@ -82,6 +82,8 @@ class Simulation:
         self._caches = DraftCaches(self._pool)
         self._drafting = SimulatedDrafting(planner, self._caches, self._drafters)
         self._times = times
+        self._pause_of = getattr(times, "pause_seconds", None)
+        self._pause_seconds = 0.0  # before the next step
         self._num_steps = 0
         self._offers = bool(self._drafters) and getattr(planner, "drafts", True)
         self._checks_plans = not isinstance(planner, Controller)  # which has checked them itself
@@ -99,6 +101,7 @@ class Simulation:
 
     def step(self) -> Observation:
         """Simulate one step; an empty observation where there is nothing to do."""
+        self.clock_seconds += self._pause_seconds
         self._take_arrivals()
         batch = self._scheduler.next_batch()
         for lost in batch.preempted:
@@ -113,6 +116,7 @@ class Simulation:
         work = self._drafting.work(view, drafted, emitted, shadow)
         timing = self._times.timing(work) if work.num_tokens else Timing()
         self.clock_seconds += timing.total_seconds
+        self._pause_seconds = 0.0 if self._pause_of is None else self._pause_of(work)
         self._commit(live, emitted, drafted.drafted, batch)
         observation = Observation(
             view=view,

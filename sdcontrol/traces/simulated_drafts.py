@@ -21,6 +21,7 @@ __all__ = ["FREE_FAMILIES", "Foreknowledge", "LiveRequest", "RecordedArm", "lag_
 FREE_FAMILIES = frozenset({"ngram"})
 _NO_LIMIT = 1 << 30
 _UNKNOWN_HINT = Hint()
+_NOTHING_DRAFTED: Mapping[int, tuple[float, ...]] = {}
 
 
 def is_draft_model(family: str) -> bool:
@@ -49,6 +50,7 @@ class RecordedArm:
         "chain_nodes",
         "confidence",
         "depth",
+        "drafted",
         "family",
         "is_counted",
         "is_free",
@@ -58,8 +60,14 @@ class RecordedArm:
         "name",
     )
 
-    def __init__(self, name: str, outcomes: ArmOutcomes) -> None:
+    def __init__(
+        self,
+        name: str,
+        outcomes: ArmOutcomes,
+        drafted: Mapping[int, tuple[float, ...]] = _NOTHING_DRAFTED,
+    ) -> None:
         self.name = name
+        self.drafted = drafted  # confidences by position, where a draft was made
         self.family = family_of(name)
         self.is_free = self.family in FREE_FAMILIES
         self.is_model = is_draft_model(self.family)  # has a cache of its own, which may lag
@@ -118,12 +126,18 @@ class RecordedArm:
         return tuple(node for node in range(num_draft_tokens) if path >> node & 1)
 
     def confidence_of(self, position: int, num_draft_tokens: int) -> tuple[float, ...]:
-        """In each draft token, as if those before it were accepted; empty: nothing is known."""
+        """In each draft token; empty: nothing is known.
+
+        As recorded where such a draft was made; beyond it as if all tokens before were accepted.
+        """
         if self.confidence is None:
             return ()
-        known = self.confidence[position : position + num_draft_tokens]
-        known += known[-1:] * (num_draft_tokens - len(known))
-        return tuple(known)
+        seen = self.drafted.get(position, ())
+        if len(seen) >= num_draft_tokens:
+            return seen[:num_draft_tokens]
+        known = self.confidence[position + len(seen) : position + num_draft_tokens]
+        known += (known or self.confidence)[-1:] * (num_draft_tokens - len(seen) - len(known))
+        return (*seen, *known)
 
 
 class LiveRequest:
@@ -160,7 +174,9 @@ class LiveRequest:
         self.draft_cached: dict[str, int] = {}  # by draft model; absent: ask the blocks
         acceptance = source.acceptance
         self.arms = {
-            arm: RecordedArm(arm, acceptance[arm]) for arm in drafters if arm in acceptance
+            arm: RecordedArm(arm, acceptance[arm], source.drafted.get(arm, _NOTHING_DRAFTED))
+            for arm in drafters
+            if arm in acceptance
         }
         self._budgets = [(sparse_budget(arm) or 0, arm) for arm in self.arms]
         hinting = (arm for arm in self.arms.values() if arm.is_free or arm.is_model)

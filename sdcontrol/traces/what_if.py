@@ -18,6 +18,7 @@ from sdcontrol.policies.oracle import Oracle
 from sdcontrol.traces.acceptance_table import TABLE_NAME, AcceptanceTable
 from sdcontrol.traces.fitted_times import FittedTimes
 from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.recorded_drafts import RecordedDrafts
 from sdcontrol.traces.replay_result import ReplayResult
 from sdcontrol.traces.schema import RequestRecord
 from sdcontrol.traces.simulate import Simulation, SimulationSettings
@@ -95,20 +96,21 @@ def workload_of(trace: Trace) -> Workload:
     if not path.exists():
         raise CounterfactualError(
             f"{trace.path} has no {TABLE_NAME}, so it cannot answer plans that were never made; "
-            "record it with an acceptance table"
+            "record it with an acceptance table: sdcontrol record --acceptance-table, or "
+            "add_acceptance_table after a run of your own"
         )
     if trace.header.verification not in ("coupled", "greedy"):
         raise CounterfactualError(
             f"{trace.path} was recorded under {trace.header.verification!r} verification, whose "
             "text depends on what was drafted; record it under coupled verification"
         )
-    table = AcceptanceTable(path)
+    table, drafts = AcceptanceTable(path), RecordedDrafts(trace)
     records = trace.requests()
 
     def make() -> Iterator[SimulatedRequest]:
         for record in records:
             if record.output_tokens:
-                yield _simulated(record, table)
+                yield _simulated(record, table, drafts)
 
     return Workload(trace.path.name, table.header.arms, make, {"trace": trace.header.trace_id})
 
@@ -121,7 +123,9 @@ def settings_of(trace: Trace) -> SimulationSettings:
     return SimulationSettings.model_validate({**known, "drafters": trace.header.drafters or None})
 
 
-def _simulated(record: RequestRecord, table: AcceptanceTable) -> SimulatedRequest:
+def _simulated(
+    record: RequestRecord, table: AcceptanceTable, drafts: RecordedDrafts
+) -> SimulatedRequest:
     ids = None
     if record.prompt_ids is not None:
         ids = np.array([*record.prompt_ids, *(record.output_ids or ())], dtype=np.int64)
@@ -134,6 +138,7 @@ def _simulated(record: RequestRecord, table: AcceptanceTable) -> SimulatedReques
         temperature=record.temperature,
         max_output_tokens=record.max_new_tokens,
         contents=ids,
+        drafted=drafts.of(record.id),
     )
 
 

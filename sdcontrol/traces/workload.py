@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.errors import ConfigError, TraceError
-from sdcontrol.outcomes import ArmOutcomes
+from sdcontrol.outcomes import ArmOutcomes, DraftConfidence
 
 __all__ = ["SimulatedRequest", "Workload"]
 
@@ -34,6 +34,7 @@ class SimulatedRequest:
     max_output_tokens: int | None = None  # asked for; None: as many as came
     contents: NDArray[np.int64] | None = None  # of the text's beginning: equal ids, equal tokens
     tokens_per_content: int = 1  # each id stands for so many tokens
+    drafted: DraftConfidence = field(default_factory=dict)  # in drafts that were made; else guessed
 
     def __post_init__(self) -> None:
         most = self.most_output_tokens

@@ -6,9 +6,8 @@ from transformers import PreTrainedModel
 
 from sdcontrol.core import BatchView, Choice, Observation, Plan
 from sdcontrol.engine.buckets import Bucket
-from sdcontrol.engine.chain_attention import ChainBucketAttention
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.kernels.bucket_attention import query_tile
+from sdcontrol.engine.kernels.bucket_attention import TritonBucketAttention, query_tile
 from sdcontrol.engine.kernels.triton_attention import IS_INTERPRETED
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.runner import ModelRunner
@@ -20,8 +19,8 @@ PROMPTS = [random_prompt(length, seed=length) for length in (6, 40, 45)]
 OPTIONS = [{"do_sample": False}, {"do_sample": True}, {"do_sample": True, "top_k": 9}]
 
 
-def attention(bucket: Bucket, runner: ModelRunner, page: int) -> ChainBucketAttention:
-    return ChainBucketAttention(bucket, runner.layers, block_size=page, device=runner.device)
+def attention(bucket: Bucket, runner: ModelRunner, page: int) -> TritonBucketAttention:
+    return TritonBucketAttention(bucket, runner.layers, block_size=page, device=runner.device)
 
 
 class Uneven(RecordingPlanner):
@@ -60,7 +59,8 @@ def observed(
 def test_drafts_are_those_of_the_torch_backend() -> None:
     shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     target = tiny_model("Mistral", seed=5, **shape)
-    models = target.to(DEVICE), noised(target, noise=0.01).to(DEVICE)
+    draft = noised(target, noise=0.01)  # on the CPU, where its noise is drawn
+    models = target.to(DEVICE), draft.to(DEVICE)
     expected, text = observed(models, refines=True, backend="torch")
     with pytest.MonkeyPatch.context() as patch:
         recorder = use_fake_graphs(

@@ -10,18 +10,33 @@ from typing import Protocol
 
 from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.batch import Moves, Piece
-from sdcontrol.engine.config import EngineConfig, cache_blocks
+from sdcontrol.engine.config import EngineConfig, Memory, cache_blocks
 from sdcontrol.engine.drafters.base import Drafter
-from sdcontrol.engine.graphs import attach_graphs
+from sdcontrol.engine.graphs import attach_graphs, graph_bytes
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.stats import GraphStats
+from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.blocks import BlockPool
 
 __all__ = ["DraftHost", "ModelDrafter"]
 
+log = EventLog(__name__)
+
+_SCORES, _GRAPHS = "scored pages", "CUDA graphs"
+
 
 class Scorer(Protocol):
     """Keeps the queries of the latest tokens, to score pages with."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What it keeps of every token of the pool."""
+        ...
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What it keeps however large the pool is."""
+        ...
 
     def sink(self, pieces: Sequence[Piece]) -> QuerySink:
         """Takes the queries of these pieces' tokens."""
@@ -52,11 +67,17 @@ class DraftHost:
     scorer: "Scorer | None" = None
 
     @property
-    def bytes_per_token(self) -> dict[str, int]:
-        """KV bytes that one token takes in each cache."""
+    def memory(self) -> Memory:
+        """What is taken beside the weights: by every cache, by page scores, by graphs."""
         drafters = {f"drafter {name!r}": runner for name, runner in self.runners.items()}
         runners = {"target": self.target, **drafters}
-        return {name: runner.bytes_per_token for name, runner in runners.items()}
+        per_token = {name: runner.bytes_per_token for name, runner in runners.items()}
+        fixed: dict[str, int] = {}
+        if self.scorer is not None:
+            per_token[_SCORES] = self.scorer.bytes_per_token
+            fixed[_SCORES] = self.scorer.fixed_bytes
+        graphs = sum(graph_bytes(runner, self.config) for runner in runners.values())
+        return Memory(per_token, fixed | ({_GRAPHS: graphs} if graphs else {}))
 
     @property
     def blocks(self) -> BlockPool:
@@ -73,11 +94,18 @@ class DraftHost:
         for drafter in drafters:
             if isinstance(drafter, ModelDrafter):
                 drafter.attach(self)
-        config = self.config
+        config, memory = self.config, self.memory
         self.pool = BlockPool(
-            cache_blocks(config, self.bytes_per_token, self.target.device),
+            cache_blocks(config, memory, self.target.device),
             config.block_size,
             prefix_sharing=config.prefix_sharing,
+        )
+        self.graph_stats.expected_bytes = memory.fixed.get(_GRAPHS, 0)
+        log.info(
+            "kv_pool_sized",
+            tokens=self.pool.capacity_tokens,
+            bytes_per_token=dict(memory.per_token),
+            fixed_bytes=dict(memory.fixed),
         )
         for runner in (self.target, *self.runners.values()):
             runner.allocate(self.pool.num_blocks, config.block_size)

@@ -8,7 +8,9 @@ boundaries, so scores depend on committed tokens alone, never on where a step en
 Knows blocks, keys and queries; nothing of drafts or budgets.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -22,10 +24,24 @@ from sdcontrol.engine.packing import IntArray, upload
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError
 
-__all__ = ["PageScorer"]
+__all__ = ["PageScorer", "WantedPages"]
 
 _SUMMARISED = "page_summary"
 _MOST_DRAFT_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPages:
+    """The best `count` among pages `first` to `end` of a request, `end` not included."""
+
+    request: Request
+    first: int
+    end: int
+    count: int
+
+    def blocks(self, page: int) -> IntArray:
+        """Where those pages lie."""
+        return self.request.page_table(page).blocks[self.first : self.end]
 
 
 class PageScorer:
@@ -47,9 +63,22 @@ class PageScorer:
         self._num_layers = len(layers)
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(host.config.max_batch_size))[::-1]
-        self._chosen: dict[str, tuple[tuple[int, ...], IntArray]] = {}
+        self._chosen: dict[str, tuple[tuple[int, WantedPages], IntArray]] = {}  # by full pages
         self._queries: Tensor | None = None
         self._bounds: PageBounds | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What bounds of pages take, shared out among the tokens of a page: two of every page."""
+        layer = self._host.target.layers[0]
+        bounds = 2 * self._num_layers * self._kv_heads * self._dim * layer.dtype.itemsize
+        return -(-bounds // self._page)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What kept queries take: made for a full batch."""
+        itemsize = self._host.target.layers[0].dtype.itemsize
+        return math.prod(self._store_shape) * itemsize
 
     def sink(self, pieces: Sequence[Piece]) -> "_Sink":
         """Takes the queries of these pieces' tokens, drafts included, in their order."""
@@ -76,21 +105,29 @@ class PageScorer:
             self._free_rows.append(row)
         self._chosen.pop(request_id, None)
 
-    def choose(self, request: Request, *, first: int, end: int, count: int) -> IntArray:
-        """The best `count` blocks among pages `first` to `end`: `[layers, kv_heads, count]`.
+    def choose(self, wanted: Sequence[WantedPages]) -> list[IntArray]:
+        """The best blocks of each, `[layers, kv_heads, count]`: one copy to the host for all.
 
         Kept until the next page is full.
         """
-        key = (request.scheduled.cached_tokens // self._page, first, end, count)
-        known = self._chosen.get(request.id)
-        if known is not None and known[0] == key:
-            return known[1]
-        blocks = request.page_table(self._page).blocks[first:end]
-        count = max(min(count, len(blocks)), 0)
-        best = self._scores(request, blocks).topk(count, dim=-1).indices.sort(dim=-1).values
-        chosen: IntArray = blocks[best.cpu().numpy()]
-        self._chosen[request.id] = (key, chosen)
-        return chosen
+        keys = [(want.request.scheduled.cached_tokens // self._page, want) for want in wanted]
+        known = [self._chosen.get(want.request.id) for want in wanted]
+        stale = [key for key, own in zip(keys, known, strict=True) if own is None or own[0] != key]
+        best = [self._best(want) for _, want in stale]
+        if best:
+            sizes = [pages.numel() for pages in best]
+            there = torch.cat([pages.reshape(-1) for pages in best]).cpu().split(sizes)
+            for key, pages, flat in zip(stale, best, there, strict=True):
+                chosen = key[1].blocks(self._page)[flat.view(pages.shape).numpy()]
+                self._chosen[key[1].request.id] = (key, chosen)
+        return [self._chosen[want.request.id][1] for want in wanted]
+
+    def _best(self, want: WantedPages) -> Tensor:
+        """Indices of the best pages, ascending `[layers, kv_heads, count]`; on the device."""
+        blocks = want.blocks(self._page)
+        count = max(min(want.count, len(blocks)), 0)
+        scores = self._scores(want.request, blocks)
+        return scores.topk(count, dim=-1).indices.sort(dim=-1).values
 
     def _scores(self, request: Request, blocks: IntArray) -> Tensor:
         """`[layers, kv_heads, blocks]`: summed over the query heads that share a KV head."""
@@ -100,11 +137,10 @@ class PageScorer:
     def _window(self, request: Request) -> Tensor:
         """The mean query of the latest full page: float32 `[layers, kv_heads, shared, dim]`."""
         last_full = request.scheduled.cached_tokens // self._page - 1
-        positions = range(last_full * self._page, (last_full + 1) * self._page)
-        base = self._row(request) * self._ring
-        index = [base + position % self._ring for position in positions]
-        mean = self._store()[:, :, index].float().mean(dim=2)
-        return mean.view(self._num_layers, self._kv_heads, -1, self._dim)
+        positions = np.arange(last_full * self._page, (last_full + 1) * self._page)
+        index = self._row(request) * self._ring + positions % self._ring
+        queries = self._store().index_select(2, upload(index, self._host.target.device))
+        return queries.float().mean(dim=2).view(self._num_layers, self._kv_heads, -1, self._dim)
 
     def _summarised(self, blocks: IntArray) -> PageBounds:
         """Bounds of the keys, once pages that had none have theirs; a shared page is summed up once."""
@@ -125,13 +161,18 @@ class PageScorer:
             self._rows[request.id] = self._free_rows.pop()
         return self._rows[request.id]
 
+    @property
+    def _store_shape(self) -> tuple[int, int, int, int]:
+        rows = self._host.config.max_batch_size * self._ring + 1
+        return (self._num_layers, self._num_heads, rows, self._dim)
+
     def _store(self) -> Tensor:
         """`[layers, heads, rows * ring + 1, dim]`."""
         if self._queries is None:
             runner = self._host.target
-            rows = self._host.config.max_batch_size * self._ring + 1
-            shape = (self._num_layers, self._num_heads, rows, self._dim)
-            self._queries = torch.zeros(shape, dtype=runner.layers[0].dtype, device=runner.device)
+            self._queries = torch.zeros(
+                self._store_shape, dtype=runner.layers[0].dtype, device=runner.device
+            )
         return self._queries
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
 from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
-from sdcontrol.engine.drafters.pages import PageScorer
+from sdcontrol.engine.drafters.pages import PageScorer, WantedPages
 from sdcontrol.engine.drafters.rounds import RoundModel, draft_in_rounds, request_of
-from sdcontrol.engine.packing import PageTable, Segment
+from sdcontrol.engine.packing import IntArray, PageTable, Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError
 
@@ -97,9 +97,7 @@ class SparseKVDrafter(ModelDrafter):
 
     def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> list[Draft]:
         """Chains, one forward a round for all budgets."""
-        tables = {
-            task.request.id: self._table(request_of(task), self._arms[task.arm]) for task in tasks
-        }
+        tables = self._tables([(request_of(task), self._arms[task.arm]) for task in tasks])
 
         def segment(request: Request, drafted: Sequence[int]) -> Segment:
             start = len(request.tokens) - 1 + len(drafted)
@@ -114,23 +112,30 @@ class SparseKVDrafter(ModelDrafter):
         model = RoundModel(target, segment, self._host.verification, target.vocab_size)
         return draft_in_rounds(tasks, keep_drafting, model)
 
-    def _table(self, request: Request, arm: SparseArm) -> PageTable:
-        page = self._host.config.block_size
-        blocks = request.page_table(page).blocks
-        budget = arm.budget_tokens // page
-        last = (len(request.tokens) - 1) // page  # the page that the last token lies in
-        if arm.is_scored and self._scorer is not None:
-            recent = max(budget // _RECENT_SHARE, 1)
-            chosen = self._scorer.choose(
-                request,
-                first=self._sink_pages,
-                end=last + 1 - recent,
-                count=budget - self._sink_pages - recent,
+    def _tables(self, drafting: Sequence[tuple[Request, SparseArm]]) -> dict[str, PageTable]:
+        """By request, what its arm lets it see; all pages are chosen together."""
+        page, sinks = self._host.config.block_size, self._sink_pages
+        first_recent: list[int] = []
+        wanted: dict[str, WantedPages] = {}
+        for request, arm in drafting:
+            budget = arm.budget_tokens // page
+            recent = max(budget // _RECENT_SHARE, 1) if arm.is_scored else budget - sinks
+            last = (len(request.tokens) - 1) // page  # the page that the last token lies in
+            first_recent.append(last + 1 - recent)
+            if arm.is_scored:
+                count = budget - sinks - recent
+                wanted[request.id] = WantedPages(request, sinks, last + 1 - recent, count)
+        chosen: dict[str, IntArray] = {}
+        if self._scorer is not None and wanted:
+            pages = self._scorer.choose(list(wanted.values()))
+            chosen = dict(zip(wanted, pages, strict=True))
+        nothing: IntArray = np.empty(0, dtype=np.int64)
+        return {
+            request.id: _sparse_table(
+                request.page_table(page).blocks, sinks, chosen.get(request.id, nothing), first, page
             )
-        else:
-            recent = budget - self._sink_pages
-            chosen = np.empty(0, dtype=np.int64)
-        return _sparse_table(blocks, self._sink_pages, chosen, last + 1 - recent, page)
+            for (request, _), first in zip(drafting, first_recent, strict=True)
+        }
 
 
 def _sparse_table(

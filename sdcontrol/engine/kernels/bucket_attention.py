@@ -72,6 +72,11 @@ class TritonBucketAttention:
         """The length of all tables, int32."""
         return sum(shape.num_elements for shape in self._shapes.values())
 
+    @property
+    def first_keys(self) -> Sequence[Tensor]:
+        """See `static_inputs.BucketAttention`: it stands third in a request's row."""
+        return [tables.requests[:, 2] for tables in self._tables.values()]
+
     def bind(self, tables: Tensor) -> None:
         """Read tables from here from now on."""
         parts = tables.split([shape.num_elements for shape in self._shapes.values()])
