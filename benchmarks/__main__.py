@@ -14,6 +14,7 @@ COMMANDS = (
     ("benchmarks.regret",),
     ("benchmarks.replay", "--json"),
     ("benchmarks.fidelity", "--json"),
+    ("benchmarks.self_replay", "--json"),
     ("benchmarks.recording", "--json"),
     ("benchmarks.learned", "--json"),
     ("benchmarks.ab",),

@@ -193,6 +193,27 @@ def fidelity() -> str:
     return f"{table(('what', 'figure', 'target'), rows)}{named}\n\n{made(found)}"
 
 
+def self_replay() -> str:
+    """Recorded policies replayed."""
+    found = results("self_replay")
+    row = next(row for row in found["results"] if "recordings" in row)
+    n = row["recordings"]
+    rows = [
+        ("same tokens for every request", f"{row['same_tokens']} of {n}", "all"),
+        ("every recorded step taken", f"{row['all_steps_repeated']} of {n}", ""),
+        *(
+            (
+                f"tokens/s, {name} step times",
+                f"within 3 % in {row[key]['within_3_percent']} of {row[key]['replays']}; "
+                f"median {row[key]['median_error']:.1%}, worst {row[key]['worst_error']:.1%}",
+                "3 %",
+            )
+            for key, name in (("recorded", "recorded"), ("fitted", "fitted"))
+        ),
+    ]
+    return f"{table(('what', 'figure', 'target'), rows)}\n\n{made(found)}"
+
+
 def public_traces() -> str:
     """Over the best fixed setting and the best rival."""
     found = results("public_traces")
@@ -316,6 +337,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         learned,
         replay,
         fidelity,
+        self_replay,
         recording,
         public_traces,
         ab,

@@ -290,6 +290,18 @@ def test_refinement_shortens() -> None:
     assert controller.take_faults() == ()
 
 
+def show_confidence(controller: Controller, first_step: int) -> None:
+    """One draft token in each of 60 steps, accepted where its drafter was sure."""
+    for step in range(first_step, first_step + 60):
+        right = step % 2
+        view = view_of(step, 1)
+        plan, sure = Plan.uniform(view, "sparse_kv:512", 1), (0.97 if right else 0.03,)
+        timing = Timing({"sparse_kv": 0.01}, 0.02)
+        controller.observe(
+            Observation(view, plan, (1,), (1,), (right,), (right + 1,), timing, confidence=(sure,))
+        )
+
+
 def test_refinement_sees_survival_given_confidence() -> None:
     seen: list[FloatArray] = []
 
@@ -298,7 +310,8 @@ def test_refinement_sees_survival_given_confidence() -> None:
         return plan
 
     controller = Controller(Refining(note))
-    view = view_of(0)
+    show_confidence(controller, 0)
+    view = view_of(60)
     plan = controller.plan(view)
     controller.refine(view, plan, ((0.95, 0.9), (0.05, 0.9), (math.nan,), ()))
     before = controller.belief(view).survival["sparse_kv:512"]
@@ -307,10 +320,11 @@ def test_refinement_sees_survival_given_confidence() -> None:
 
 
 def test_goodput_refines_a_hopeless_draft_away() -> None:
-    """Once timings are known, a draft whose first token is surely wrong is not verified."""
+    """Once timings and its confidence are known, a draft whose first token is surely wrong is not verified."""
     controller = Controller("goodput", clock=None)
     driven(controller, 60, batch=1)
-    view = view_of(60, 1)
+    show_confidence(controller, 60)
+    view = view_of(120, 1)
     plan = Plan.uniform(view, "sparse_kv:512", 4)
     refined = controller.refine(view, plan, ((0.01, 0.01, 0.01, 0.01),))
     assert refined.choices[0].num_draft_tokens < 4

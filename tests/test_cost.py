@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,48 @@ def test_a_sudden_change_of_speed_is_learnt_within_fifty_steps(factor: float) ->
     changed: World = lambda t, v, b: factor * WORLDS["compute-bound"](t, v, b)  # noqa: E731
     taught(cost, changed, 50, seed=2)
     assert worst_error(cost, changed, 700) < 0.15
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_rounds_that_are_off_follow_a_change_of_speed(factor: float) -> None:
+    """No step of theirs is measured at the new speed."""
+    cost, world = OnlineCost(), WORLDS["compute-bound"]
+    taught(cost, world, 40)
+    for step in range(40, 60):
+        drafting = {"draft_model": 4 * 3e-3}
+        cost.update(
+            observed(
+                world(40, 4096, 8), step=step, length=4, arm="draft_model", draft_seconds=drafting
+            )
+        )
+    before = float(cost.draft_seconds("draft_model", 8, 4096))
+    caught_up = cost.catch_up_seconds("draft_model", 100)
+    taught(cost, lambda t, v, b: factor * world(t, v, b), 50, seed=2)
+    assert before == pytest.approx(3e-3, rel=0.1)
+    assert cost.draft_seconds("draft_model", 8, 4096) == pytest.approx(factor * before, rel=0.2)
+    assert cost.catch_up_seconds("draft_model", 100) == pytest.approx(factor * caught_up, rel=0.3)
+
+
+@pytest.mark.parametrize(("lag", "slow"), [(0, 4.0), (256, 1.0), (256, 4.0)])
+def test_a_first_use_that_is_slow_does_not_make_a_drafter_dear(lag: int, slow: float) -> None:
+    """Nor does a catch-up of unknown price: a round that takes 3 ms is not priced at 6."""
+    cost, world = OnlineCost(), WORLDS["compute-bound"]
+    taught(cost, world, 20, batch=1)
+    assumed = float(cost.draft_seconds("draft_model", 1, 512))
+    seconds = slow * (2 * assumed + lag * 0.1 * assumed)
+    first = observed(
+        world(3, 512, 1),
+        batch=1,
+        length=2,
+        arm="draft_model",
+        draft_seconds={"draft_model": seconds},
+    )
+    lagging = tuple(
+        replace(request, hints={"draft_model": Hint(catch_up_tokens=lag)})
+        for request in first.view.requests
+    )
+    cost.update(replace(first, view=replace(first.view, requests=lagging)))
+    assert float(cost.draft_seconds("draft_model", 1, 512)) < 2.0 * assumed
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

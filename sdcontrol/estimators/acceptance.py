@@ -141,7 +141,7 @@ class AcceptanceEstimator:
             if not self._is_tree[index]:
                 rows = np.array([drafter == arm for drafter in drafters], np.bool_)
                 before = np.ascontiguousarray(survival[arm], np.float64)
-                conditioned[arm] = given(before, rows, *known, self._calibration.curve[index])
+                conditioned[arm] = given(before, rows, *known, self._calibration.of(index))
         return conditioned
 
     # what is learnt
@@ -164,7 +164,7 @@ class AcceptanceEstimator:
         slots = self._admit(view)
         _absorb(
             (outcomes.table, _indices(outcomes.shadows), self._index(outcomes.arms)),
-            (self._is_tree, table, *confidence, self._calibration.curve),
+            (self._is_tree, table, *confidence, self._calibration.curve, self._calibration.trust),
             (columns.max_draft_tokens, columns.match_tokens, columns.confidence, column_of),
             (
                 slots,

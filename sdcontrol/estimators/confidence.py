@@ -22,13 +22,16 @@ _BINS = 16
 _CENTRES: FloatArray = (np.arange(_BINS) + 0.5) / _BINS
 _PRIOR_TOKENS = 4.0  # tokens in each bin that the uncalibrated confidence is worth
 _MEMORY_TOKENS = 2000.0  # tokens after which a bin forgets
+_KNOWN_TOKENS = 8.0  # verified tokens of an arm, at which its confidence is half trusted
 
 
 class ConfidenceCalibration:
     """Non-decreasing maps from confidence to acceptance, one per drafter arm, learnt online.
 
     Bins of equal width, each shrunk to its own centre, made non-decreasing by pooling adjacent
-    violators, read with linear interpolation. All arrays are `[arms, bins]`.
+    violators, read with linear interpolation. All arrays are `[arms, bins]`, but for `trust`, `[arms]`:
+    how far an arm's confidence says anything. It is 0 until tokens were verified, whatever their confidence
+    was: a model that is seldom sure, and right all the same, would never be verified else.
     """
 
     def __init__(self, num_arms: int = 0) -> None:
@@ -36,6 +39,8 @@ class ConfidenceCalibration:
         self.tested: FloatArray = np.zeros(shape)
         self.accepted: FloatArray = np.zeros(shape)
         self.curve: FloatArray = np.zeros(shape)
+        self.trust: FloatArray = np.zeros(0)
+        self._seen: FloatArray = np.zeros(0)  # tokens
         self.add_arms(num_arms)
 
     def add_arms(self, num_arms: int) -> None:
@@ -44,6 +49,12 @@ class ConfidenceCalibration:
         self.tested = np.concatenate([self.tested, blank])
         self.accepted = np.concatenate([self.accepted, blank * _CENTRES])
         self.curve = np.concatenate([self.curve, blank * 0.0 + _CENTRES])
+        self.trust = np.concatenate([self.trust, np.zeros(len(blank))])
+        self._seen = np.concatenate([self._seen, np.zeros(len(blank))])
+
+    def of(self, arm: int) -> tuple[FloatArray, float]:
+        """The curve of an arm, and how far it is trusted."""
+        return self.curve[arm], float(self.trust[arm])
 
     def update(
         self,
@@ -56,7 +67,8 @@ class ConfidenceCalibration:
         `outcomes` are arm, proposed and accepted tokens, `[requests]`. A negative arm is left out,
         and so are those that draft trees, by `is_tree`, `[arms]`.
         """
-        _calibrate(outcomes, confidence, (self.tested, self.accepted, self.curve), is_tree)
+        bins = self.tested, self.accepted, self.curve
+        _calibrate(outcomes, confidence, bins, (self._seen, self.trust), is_tree)
 
 
 def flattened(confidence: Confidence) -> tuple[FloatArray, IntArray]:
@@ -98,17 +110,19 @@ def _pool(tested: FloatArray, accepted: FloatArray, curve: FloatArray) -> None:
 
 @compiled(
     "void(UniTuple(int64[::1], 3), Tuple((float64[::1], int64[::1])),"
-    " UniTuple(float64[:, ::1], 3), boolean[::1])"
+    " UniTuple(float64[:, ::1], 3), UniTuple(float64[::1], 2), boolean[::1])"
 )
 def _calibrate(
     outcomes: tuple[IntArray, IntArray, IntArray],
     confidence: tuple[FloatArray, IntArray],
-    state: tuple[FloatArray, FloatArray, FloatArray],
+    bins: tuple[FloatArray, FloatArray, FloatArray],
+    known: tuple[FloatArray, FloatArray],  # tokens seen, trust
     is_tree: NDArray[np.bool_],
 ) -> None:
     arms, proposed, num_accepted = outcomes
     values, starts = confidence
-    tested, accepted, curve = state
+    tested, accepted, curve = bins
+    seen, trust = known
     touched = np.zeros(len(curve), np.bool_)
     for r in range(min(len(arms), len(starts) - 1)):
         arm = arms[r]
@@ -120,25 +134,30 @@ def _calibrate(
                 tested[arm, index] += 1.0
                 if j < num_accepted[r]:
                     accepted[arm, index] += 1.0
+                seen[arm] += 1.0
                 touched[arm] = True
     for arm in range(len(curve)):
         if touched[arm]:
             _pool(tested[arm], accepted[arm], curve[arm])
+            trust[arm] = seen[arm] / (seen[arm] + _KNOWN_TOKENS)
 
 
-@compiled("float64[:, ::1](float64[:, ::1], boolean[::1], float64[::1], int64[::1], float64[::1])")
+@compiled(
+    "float64[:, ::1](float64[:, ::1], boolean[::1], float64[::1], int64[::1],"
+    " Tuple((float64[::1], float64)))"
+)
 def given(
     survival: FloatArray,  # [requests, K], of chains
     rows: NDArray[np.bool_],  # [requests], whose confidence this is about
     values: FloatArray,
     starts: IntArray,
-    curve: FloatArray,
+    calibration: tuple[FloatArray, float],  # curve, trust
 ) -> FloatArray:
-    """Survival given confidences: known tokens take theirs, calibrated, others keep their hazards.
+    """Survival given confidences: known tokens take theirs, calibrated, as far as it is trusted.
 
-    A confidence that is not a finite number says nothing.
+    Others keep their hazards. A confidence that is not a finite number says nothing.
     """
-    conditioned = survival.copy()
+    conditioned, (curve, trust) = survival.copy(), calibration
     for r in range(min(len(rows), len(survival), len(starts) - 1)):
         length = starts[r + 1] - starts[r]
         if not rows[r] or length == 0:
@@ -149,7 +168,8 @@ def given(
             before = survival[r, j]
             value = values[starts[r] + j] if j < length else np.nan
             if np.isfinite(value):
-                hazard = calibrated(min(max(value, 0.0), 1.0), curve)
+                said = calibrated(min(max(value, 0.0), 1.0), curve)
+                hazard += trust * (said - hazard)
             running *= hazard
             conditioned[r, j] = running
     return conditioned

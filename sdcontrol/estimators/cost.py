@@ -182,8 +182,12 @@ class OnlineCost:
         self._judge_regime(load, observation.view.step)
         self._assumptions.clear()
         self._lines.clear()
+        speed = self._forward.speed
         if self._forward.update(load, observation.timing.verify_seconds):
             _log.info("speed_changed", step=observation.view.step, speed=self._forward.speed)
+        if self._forward.speed != speed:
+            for rounds in self._rounds.values():  # those that are off are not measured
+                rounds.rescale(self._forward.speed / speed)
         for family, draft in drafts.items():
             seconds = observation.timing.draft_seconds.get(family)
             if seconds is not None:

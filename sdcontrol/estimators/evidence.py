@@ -42,10 +42,11 @@ Observed = tuple[IntArray, IntArray, IntArray]
 """`Outcomes.table`, its shadows, and the estimator's index of each of its arms."""
 OBSERVED = "Tuple((int64[:, ::1], int64[::1], int64[::1]))"
 
-Known = tuple[NDArray[np.bool_], NDArray[np.bool_], FloatArray, IntArray, FloatArray]
+Known = tuple[NDArray[np.bool_], NDArray[np.bool_], FloatArray, IntArray, FloatArray, FloatArray]
 """By the estimator's arm, whether it drafts trees, which count nodes in the place of positions; the
-nodes that were accepted, see `node_table`; confidence as values and starts; its curves by arm."""
-KNOWN = "Tuple((boolean[::1], boolean[:, ::1], float64[::1], int64[::1], float64[:, ::1]))"
+nodes that were accepted, see `node_table`; confidence as values and starts; its curves and how far
+it is trusted, by arm."""
+KNOWN = "Tuple((boolean[::1], boolean[:, ::1], float64[::1], int64[::1], float64[:, ::1], float64[::1]))"
 
 NO_NODES: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
 
@@ -66,10 +67,15 @@ def _mark_chain(outcome: FloatArray, known: int, accepted: int) -> None:
     outcome[ACCEPTED, : max(accepted, 0)] = 1.0
 
 
-@compiled("void(float64[:, ::1], int64, float64[::1], float64[::1])")
-def _mark_trimmed(outcome: FloatArray, first: int, values: FloatArray, curve: FloatArray) -> None:
-    """Tokens drafted and trimmed, from position `first` on: what their confidence says of them."""
-    reached = 1.0
+@compiled("void(float64[:, ::1], int64, float64[::1], float64[::1], float64)")
+def _mark_trimmed(
+    outcome: FloatArray, first: int, values: FloatArray, curve: FloatArray, trust: float
+) -> None:
+    """Tokens drafted and trimmed, from position `first` on: what their confidence says of them.
+
+    They weigh as much as it is trusted: what nobody verified yet proves nothing.
+    """
+    reached = trust
     for j in range(first, min(len(values), outcome.shape[1])):
         if not np.isfinite(values[j]):
             return
@@ -82,7 +88,7 @@ def _mark_trimmed(outcome: FloatArray, first: int, values: FloatArray, curve: Fl
 @compiled(f"void(float64[:, ::1], int64[:, ::1], int64, int64, {KNOWN})")
 def _mark_draft(outcome: FloatArray, table: IntArray, r: int, arm: int, known: Known) -> None:
     """What request `r` proves of `arm`, which it used, `[2, K]`."""
-    is_tree, nodes, values, starts, curves = known
+    is_tree, nodes, values, starts, curves, trusts = known
     proposed, accepted = max(table[PROPOSED, r], 0), table[HITS, r]
     _mark_chain(outcome, proposed, accepted)
     if is_tree[arm]:  # every node that was proposed was tested
@@ -90,7 +96,8 @@ def _mark_draft(outcome: FloatArray, table: IntArray, r: int, arm: int, known: K
         if len(nodes):
             outcome[ACCEPTED] = nodes[r]
     elif table[DRAFTED, r] > proposed and accepted >= proposed and r + 1 < len(starts):
-        _mark_trimmed(outcome, proposed, values[starts[r] : starts[r + 1]], curves[arm])
+        own = values[starts[r] : starts[r + 1]]
+        _mark_trimmed(outcome, proposed, own, curves[arm], trusts[arm])
 
 
 @compiled(f"{_EVIDENCE}({OBSERVED}, {KNOWN}, int64[:, ::1], int64)")

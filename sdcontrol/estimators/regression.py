@@ -98,6 +98,11 @@ class OnlineRegression:
         )
         return changed
 
+    def rescale(self, factor: float) -> None:
+        """Take everything for that many times as long as before."""
+        self.scale *= factor
+        self.coefficients = self.scale * self._relative / self.units
+
     def _settle_scale(self, features: FloatArray, seconds: float) -> None:
         """The median of the first few, each against the prior's shape."""
         self._first.append(seconds / max(float(self._relative @ (features / self.units)), 1e-12))

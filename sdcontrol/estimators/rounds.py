@@ -53,6 +53,13 @@ class LearntRounds:
         """Seconds of catch-up per second assumed."""
         return float(self._regression.coefficients[3])
 
+    def rescale(self, factor: float) -> None:
+        """Follow a machine that became slower by `factor`; what is assumed of catch-ups does already."""
+        self._regression.units[3] *= factor
+        self._regression.rescale(factor)
+        constant, per_request, per_kv_token, _ = self._regression.coefficients.tolist()
+        self.price = RoundPrice(constant, per_request, per_kv_token)
+
     def update(self, load: DraftLoad, assumed_catch_up_seconds: float, seconds: float) -> None:
         """Learn what all rounds of one step took together, catch-up included."""
         num_measured = self._regression.num_measured
