@@ -7,7 +7,7 @@ contexts, verification linear, in stairs and flat up to a ridge. Of each batch a
 take turns, so that caches hold no single one. The cost is that of the instances, whose five calls
 take about 20 microseconds of a plan. Then whole steps of a `Controller` with its online estimators,
 with nothing between them, and with a forward of 24 MB of weights between plan and observation, which
-leaves nothing of the controller in the caches. Learning may wait for up to four steps: see the means.
+leaves nothing of the controller in the caches. Learning may wait for up to eight steps: see the means.
 Quality: the ratio to brute force for up to 5 requests, and to a multi-start local search at 64; the
 instances are those of the tests. Absolute times of a shared machine say little: see the 10th
 percentile too.

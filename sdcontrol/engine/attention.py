@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
@@ -124,12 +125,18 @@ def _attention(  # noqa: PLR0917  transformers calls it so
     call = _STATE.call
     if call is None:
         raise RuntimeError("paged attention was called outside an engine's forward")
+    num_tokens = call.batch.slots.shape[0]
+    padding = query.shape[2] - num_tokens
+    if padding:  # behind the packed tokens: see `ModelRunner`
+        query, key, value = (each[:, :, :num_tokens] for each in (query, key, value))
     layer = call.layer_of[id(module)]
     call.cache.write(layer, call.batch.slots, key[0], value[0])
     if call.queries is not None:
         call.queries.store(layer, query[0])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = call.backend.attend(layer, query[0], call.cache, call.batch, scale)
+    if padding:
+        out = functional.pad(out, (0, 0, 0, 0, 0, padding))
     return out.unsqueeze(0), None
 
 

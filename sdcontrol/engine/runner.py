@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from sdcontrol.engine.attention import (
@@ -30,8 +31,14 @@ from sdcontrol.errors import ConfigError, UnsupportedModel
 
 __all__ = ["Graphs", "ModelRunner", "unwrap"]
 
+_EXACT_TOKENS, _FINE_TOKENS = 16, 256  # of a forward; up to the second, padding is below 8 tokens
+_FINE_STEP, _COARSE_STEP = 8, 32
+
 _LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
 _GROWING_ROPE = {"dynamic", "longrope"}
+_COMPILED_TYPES = {torch.bfloat16, torch.float16}
+"""In which torch's matrix products on a CPU are compiled anew for every number of tokens: it takes
+several milliseconds for each shape of weights."""
 
 
 def unwrap(model: object) -> PreTrainedModel:
@@ -101,6 +108,7 @@ class ModelRunner:
         _check_model(model)
         parameters = inspect.signature(model.forward).parameters
         self._keeps_rows = "logits_to_keep" in parameters
+        self._compiles_by_size = self.device.type == "cpu" and model.dtype in _COMPILED_TYPES
         probed, self.vocab_size = self._probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
@@ -172,9 +180,11 @@ class ModelRunner:
 
     def _logits(self, batch: PackedBatch) -> Tensor:
         keep = {"logits_to_keep": batch.logit_rows} if self._keeps_rows else {}
-        output = self.model(
-            input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False, **keep
-        )
+        ids, positions = batch.input_ids, batch.positions
+        if self._compiles_by_size:
+            padding = (0, _padded(ids.shape[1]) - ids.shape[1])
+            ids, positions = functional.pad(ids, padding), functional.pad(positions, padding)
+        output = self.model(input_ids=ids, position_ids=positions, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
         return logits if self._keeps_rows else logits.index_select(0, batch.logit_rows)
 
@@ -199,6 +209,14 @@ class ModelRunner:
                 ) from error
         _check_layers(self.model, layers)
         return layers, widths[0]
+
+
+def _padded(num_tokens: int) -> int:
+    """A number of tokens that few others are padded to as well."""
+    if num_tokens <= _EXACT_TOKENS:
+        return num_tokens
+    step = _FINE_STEP if num_tokens <= _FINE_TOKENS else _COARSE_STEP
+    return -(-num_tokens // step) * step
 
 
 def _check_model(model: PreTrainedModel) -> None:

@@ -1,0 +1,46 @@
+"""Facts about forwards over packed segments."""
+
+import pytest
+import torch
+from torch import nn
+
+from sdcontrol.engine.packing import PageTable, Segment
+from sdcontrol.engine.runner import ModelRunner
+from tests.engine_support import tiny_model
+
+NUM_BLOCKS, BLOCK_SIZE = 16, 8
+
+
+def prefill(num_tokens: int) -> Segment:
+    """The first tokens of a request whose blocks follow the null block."""
+    tokens = [3 + 5 * place % 40 for place in range(num_tokens)]
+    pages = torch.arange(1, NUM_BLOCKS).numpy()
+    slots = range(BLOCK_SIZE, BLOCK_SIZE + num_tokens)
+    return Segment(tokens, 0, PageTable(pages), slots, num_logits=num_tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sizes_for_which_products_are_compiled_are_few_and_change_nothing(
+    dtype: torch.dtype,
+) -> None:
+    """Reduced precision on a CPU; float32 is not padded."""
+    model = tiny_model().to(dtype)
+    sizes: list[int] = []
+    hooked = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    hooked.register_forward_pre_hook(lambda module, given: sizes.append(given[0].shape[-2]))
+    runner = ModelRunner(model, "torch")
+    runner.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    assert runner.cache is not None
+    computed: set[int] = set()
+    for num_tokens in range(1, 70):
+        sizes.clear()
+        runner.cache.keys[0].zero_()
+        logits, _ = runner.forward([prefill(num_tokens)])
+        computed.update(sizes)
+        assert logits.shape[0] == num_tokens
+        written = runner.cache.keys[0].abs().sum(dim=(0, 2)).nonzero().flatten().tolist()
+        assert written == list(range(BLOCK_SIZE, BLOCK_SIZE + num_tokens))
+        plainly = model(input_ids=torch.tensor([prefill(num_tokens).tokens])).logits[0]
+        torch.testing.assert_close(logits, plainly, rtol=0.05, atol=0.05)
+    padded = {*range(1, 17), 24, 32, 40, 48, 56, 64, 72}
+    assert computed == (padded if dtype == torch.bfloat16 else set(range(1, 70)))
