@@ -131,9 +131,7 @@ def simulated_regret() -> str:
 
 
 def regret() -> str:
-    """Live cells and workloads, once there are any."""
-    if not (RESULTS / "regret.json").exists():
-        return "Not measured as a whole yet."
+    """Live cells and workloads."""
     from benchmarks.regret.table import markdown  # loads torch
 
     found = results("regret")
@@ -276,11 +274,12 @@ def summary() -> str:
     ours = {row["case"]: f"{row['speed']:.2f}x" for row in results("engine-float32")["results"]}
     plans = next(row for row in results("policies")["results"] if "beside" in row)
     regret = [r["goodput_over_best_fixed"] for r in results("simulated_regret")["results"]]
+    live = [r["to_best"]["median"] for r in results("regret")["results"] if not r["is_workload"]]
     public = [row for row in results("public_traces")["results"] if "workload" in row]
     over = [row["to_best_fixed"][row["compared"]]["ratio"] for row in public]
     by_name = {row["what"]: row for row in results("replay")["results"]}
     speed, memory = by_name["speed"]["million_tokens_per_minute"], by_name["memory"]
-    foreseen = results("fidelity")["results"][0]
+    foreseen, again = results("fidelity")["results"][0], results("self_replay")["results"][0]
     rows = [
         (
             "text equal to the model's own",
@@ -305,6 +304,11 @@ def summary() -> str:
             "`benchmarks.simulated_regret`",
         ),
         (
+            f"the same in {len(live)} live cells on a CPU",
+            f"least {min(live):.3f}, median {median(live):.2f}",
+            "`benchmarks.regret`",
+        ),
+        (
             f"the same on public arrivals and texts, {len(over)} simulated cells",
             f"least {min(over):.2f}",
             "`benchmarks.public_traces`",
@@ -314,6 +318,13 @@ def summary() -> str:
             f"median error {100 * foreseen['median_error']:.1f} %, "
             f"worst {100 * foreseen['worst_error']:.1f} %",
             "`benchmarks.fidelity`",
+        ),
+        (
+            f"what-if replay of the recorded policy, {again['recordings']} live recordings",
+            f"same tokens in {again['same_tokens']}, tokens/s within 3 % in "
+            f"{again['recorded']['within_3_percent']} with recorded step times, in "
+            f"{again['fitted']['within_3_percent']} with fitted ones",
+            "`benchmarks.self_replay`",
         ),
         (
             "replay",
