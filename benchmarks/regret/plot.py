@@ -4,6 +4,7 @@ SVG by hand, readable on light and dark: colours change with the reader's scheme
 a result; nothing of how they were measured.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -24,25 +25,24 @@ text { font: 12px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 11p
   .off { stroke: #3fb950; fill: #3fb950 } .rival { stroke: #bc8cff; fill: #bc8cff }
   .missed { fill: #ff7b72 }
 }"""
+_TICKS = (0.1, 0.2, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0)
 _SERIES = {"to_best": "best", "to_off": "off", "to_rival": "rival"}
 _LABELS = {"best": "over the best fixed", "off": "over off", "rival": "over the best rival"}
 
 
 class _Scale:
-    """From ratios to x; linear, from a little under the smallest to a little over the largest."""
+    """From ratios to x; logarithmic, from a little under the smallest to a little over the largest."""
 
     def __init__(self, values: Sequence[float]) -> None:
-        self.low = min([0.9, *values]) - 0.02
-        self.high = max([1.1, *values]) + 0.02
+        self.low = 0.98 * min([0.9, *values])
+        self.high = 1.02 * max([1.1, *values])
 
     def x(self, value: float) -> float:
-        return round(_LEFT + _WIDTH * (value - self.low) / (self.high - self.low), 1)
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return round(_LEFT + _WIDTH * share, 1)
 
     def ticks(self) -> list[float]:
-        span = self.high - self.low
-        step = next((s for s in (0.1, 0.25, 0.5, 1.0, 2.5) if span / s <= 9), 5.0)
-        first = int(self.low / step) + 1
-        return [round(step * i, 2) for i in range(first, int(self.high / step) + 1)]
+        return [tick for tick in _TICKS if self.low <= tick <= self.high]
 
 
 def svg(results: Sequence[Mapping[str, object]]) -> str:
