@@ -110,8 +110,9 @@ def learn(
 ) -> None:
     """Learn every outcome of `Evidence`; averages change only when all are learnt.
 
-    `requests` are slots, `[requests]`, and `Deviations.state`, `.counts` and `.variances`. `hints` are the row of
-    each arm, negative where nothing is hinted, in the buckets that follow, `[rows, requests]`.
+    `requests` are slots, `[requests]`, and `Deviations.state`, `.counts` and `.variances`. `hints`
+    are the row of each arm, negative where nothing is hinted, in the buckets that follow,
+    `[rows, requests]`.
     """
     arms, outcomes = evidence
     slots, state, counts, variances = requests

@@ -72,6 +72,7 @@ class Probing:
             self._count()
 
     def _count(self) -> None:
+        """Count what was noted: the same whenever it is done, since observations alone decide."""
         for observation in self._noted:
             self._count_step(observation)
         self._noted.clear()
