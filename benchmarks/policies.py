@@ -175,9 +175,9 @@ def brute_force_ratios(count: int) -> list[dict[str, object]]:
         if problem is None:
             continue
         answer, at_rate = maximise(problem), maximise(problem, rate)
-        gain, spent = worth(view, Plan(to_choices(problem, answer)), belief)
+        gain, spent = worth(view, Plan(to_choices(problem.arms, problem.lengths, answer)), belief)
         ratios.append(gain / spent / best)
-        gain, spent = worth(view, Plan(to_choices(problem, at_rate)), belief)
+        gain, spent = worth(view, Plan(to_choices(problem.arms, problem.lengths, at_rate)), belief)
         lost = float(values.max()) - (gain - rate * spent)
         given.append(1.0 - lost / float(gains[values.argmax()]))
     return [_quality("brute force", ratios), _quality("brute force at a given rate", given)]

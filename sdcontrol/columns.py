@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, FloatArray, Hint, Observation, RequestView
-from sdcontrol.errors import ObservationError
 
 __all__ = [
     "ACCEPTED",
@@ -27,8 +26,11 @@ __all__ = [
     "SHADOWS",
     "Columns",
     "Outcomes",
+    "Said",
     "columns_of",
     "outcomes_of",
+    "said_of",
+    "sorted_out",
 ]
 
 IntArray = NDArray[np.int64]
@@ -41,7 +43,15 @@ NOBODY = -1  # arm of a request that did not draft; tokens of a shadow that nobo
 
 _NO_HINT = Hint()
 _SILENT = (False,) * 4  # columns of one arm's hints
-_COUNTED = ("plan", "drafted", "proposed", "accepted", "emitted")
+
+
+class Said(NamedTuple):
+    """A view as it was read, before its numbers are sorted out. Do not write."""
+
+    arms: tuple[str, ...]
+    is_allowed: NDArray[np.bool_]  # [arms, requests]
+    values: FloatArray  # what `sorted_out` takes; says of columns come first
+    kv_tokens: int  # of all requests
 
 
 class Columns(NamedTuple):
@@ -56,6 +66,7 @@ class Columns(NamedTuple):
     confidence: FloatArray  # NaN where nothing is known
     catch_up_tokens: IntArray
     kv_tokens: int  # of all requests
+    said: Said
 
 
 class Outcomes(NamedTuple):
@@ -69,7 +80,20 @@ class Outcomes(NamedTuple):
 def columns_of(view: BatchView) -> Columns:
     """The columns of `view`, made at the first call and kept with it."""
     kept = view._columns
-    if not isinstance(kept, Columns):
+    if isinstance(kept, Columns):
+        return kept
+    arms, is_allowed, values, kv_tokens = said = said_of(view)
+    columns = Columns(arms, is_allowed, *sorted_out(values, *is_allowed.shape), kv_tokens, said)
+    object.__setattr__(view, "_columns", columns)
+    return columns
+
+
+def said_of(view: BatchView) -> Said:
+    """The view's numbers as they were read, at the first call, and kept with it."""
+    kept = view._columns
+    if isinstance(kept, Columns):
+        return kept.said
+    if not isinstance(kept, Said):
         kept = _read(view.requests)
         object.__setattr__(view, "_columns", kept)
     return kept
@@ -87,7 +111,7 @@ def outcomes_of(observation: Observation) -> Outcomes:
     return kept
 
 
-def _read(requests: tuple[RequestView, ...]) -> Columns:
+def _read(requests: tuple[RequestView, ...]) -> Said:
     menus = [request.drafters for request in requests]
     is_uniform = bool(menus) and menus.count(menus[0]) == len(menus)
     distinct = menus[:1] if is_uniform else dict.fromkeys(menus)
@@ -97,6 +121,7 @@ def _read(requests: tuple[RequestView, ...]) -> Columns:
     hinted = set().union(*hints)
     says: list[bool] = []  # by arm and column, whether any hint says anything
     values: list[float | None] = [request.context_tokens for request in requests]
+    kv_tokens = sum([request.context_tokens for request in requests])
     values += [request.remaining_tokens for request in requests]
     for arm in arms:
         if arm not in hinted:
@@ -115,7 +140,7 @@ def _read(requests: tuple[RequestView, ...]) -> Columns:
             if says[-1]:
                 values += said
     is_allowed = _everything(shape) if is_uniform else _allowed(arms, menus)
-    return Columns(arms, is_allowed, *_sorted_out(np.array(says + values, np.float64), *shape))
+    return Said(arms, is_allowed, np.array(says + values, np.float64), kv_tokens)
 
 
 @lru_cache
@@ -130,13 +155,13 @@ def _allowed(arms: tuple[str, ...], menus: list[tuple[str, ...]]) -> NDArray[np.
 
 
 @compiled(
-    "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1], float64[:,::1], int64[:,::1], int64))"
+    "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1], float64[:,::1], int64[:,::1]))"
     "(float64[::1], int64, int64)"
 )
-def _sorted_out(
+def sorted_out(
     values: FloatArray, arms: int, requests: int
-) -> tuple[IntArray, IntArray, IntArray, IntArray, FloatArray, IntArray, int]:
-    """The numeric columns, of values in the order in which `_read` lists them; NaN is None."""
+) -> tuple[IntArray, IntArray, IntArray, IntArray, FloatArray, IntArray]:
+    """The numeric columns, of `Said.values`; NaN is None."""
     columns = len(_SILENT)
     at = columns * arms
     context, remaining = np.empty(requests, np.int64), np.empty(requests, np.int64)
@@ -162,10 +187,11 @@ def _sorted_out(
                 counts[2][a, r] = max(value, 0.0)
         at += requests
     limit, match, catch_up = counts
-    return context, remaining, limit, match, confidence, catch_up, int(context.sum())
+    return context, remaining, limit, match, confidence, catch_up
 
 
 def _read_outcomes(observation: Observation) -> Outcomes:
+    observation.check()
     arms, choices = columns_of(observation.view).arms, observation.plan.choices
     shadow, index = observation.shadow, _positions(arms)
     try:
@@ -187,11 +213,7 @@ def _read_outcomes(observation: Observation) -> Outcomes:
     )
     num_requests = len(observation.view.requests)
     values: list[int | None] = []
-    for column, name in zip(columns, (*_COUNTED, *shadow), strict=True):
-        if len(column) != num_requests:
-            raise ObservationError(
-                f"{len(column)} entries in {name} for {num_requests} requests; give one each"
-            )
+    for column in columns:
         values += column
     if shadow:
         values = [NOBODY if value is None else value for value in values]

@@ -17,6 +17,7 @@ from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Obse
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost, Prediction
+from sdcontrol.estimators.merging import merged
 from sdcontrol.logs import EventLog
 from sdcontrol.waiting import Waiting
 
@@ -110,9 +111,11 @@ class Controller:
     def belief(self, view: BatchView) -> Belief:
         """What is believed of `view` now: survival of drafts, and costs."""
         if self._believed is None or self._believed[0] is not view:
-            survival = self.acceptance.survival(view, self.max_draft_tokens)
-            if not isinstance(self.acceptance, AcceptanceEstimator):  # whose numbers are finite
-                survival = _finite(survival)
+            survival: Mapping[str, FloatArray]
+            if isinstance(self.acceptance, AcceptanceEstimator):  # whose numbers are finite
+                survival = self.acceptance.believed(view, self.max_draft_tokens)
+            else:
+                survival = _finite(self.acceptance.survival(view, self.max_draft_tokens))
             self._believed = view, Belief(survival, self.cost)
         return self._believed[1]
 
@@ -142,10 +145,7 @@ class Controller:
 
     def _repeated(self, view: BatchView) -> Plan | None:
         """The last plan, where the policy lets it stand and a new one would hardly differ."""
-        if self._may_repeat is None:
-            return None
-        plan = self._waiting.repeated(view)
-        return plan if plan is not None and self._may_repeat(plan) else None
+        return None if self._may_repeat is None else self._waiting.repeated(view)
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
         """Shorten after (a round of) drafting; never lengthens, only drops suffixes.
@@ -170,12 +170,14 @@ class Controller:
         return shorter
 
     def observe(self, observation: Observation) -> None:
-        """Learn what came of a step."""
+        """Learn what came of a step. Raises `ObservationError` for columns of unequal length."""
+        observation.check()
         self.num_observed += 1
         self._count_faults(observation)
         self._believed = None
         if self.learns:
-            self._waiting.observe(observation)
+            may_repeat = self._may_repeat is not None and self._may_repeat(observation.plan)
+            self._waiting.observe(observation, may_repeat=may_repeat)
             self._unlearnt.append(observation)
             may_wait = self._waiting.may_wait(observation, len(self._unlearnt))
             if not may_wait or self._is_surprised:
@@ -195,12 +197,13 @@ class Controller:
 
     def _learn(self) -> None:
         """Acceptances from all that waited, costs from the last: the others were much the same."""
-        last = self._unlearnt[-1]
-        while self._unlearnt:
-            self.acceptance.update(self._unlearnt.pop(0))
+        waiting, self._unlearnt = self._unlearnt, []
+        is_ours = isinstance(self.acceptance, AcceptanceEstimator)  # which takes them at once
+        for observation in (merged(waiting),) if is_ours else waiting:
+            self.acceptance.update(observation)
         update_cost = getattr(self.cost, "update", None)
         if update_cost is not None:
-            update_cost(last)
+            update_cost(waiting[-1])
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

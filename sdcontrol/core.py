@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.errors import PlanError
+from sdcontrol.errors import ObservationError, PlanError
 
 __all__ = [
     "Backend",
@@ -41,6 +41,7 @@ Confidence = tuple[tuple[float, ...], ...]
 """Per request of the view, the drafter's confidence in each token drafted so far, in [0, 1]."""
 
 _NOTHING: Mapping[str, "Hint"] = MappingProxyType({})
+_COUNTED = ("plan", "drafted", "proposed", "accepted", "emitted")
 
 
 def family_of(drafter: str) -> str:
@@ -256,6 +257,18 @@ class Observation:
     # ^ by free drafter: how many tokens it would have had accepted, without being used; None: unknown
     faults: tuple[str, ...] = ()  # guards and quarantines that fired; replayed, never re-measured
     _columns: object = field(default=None, init=False, repr=False, compare=False)  # see `columns`
+
+    def check(self) -> None:
+        """Raise `ObservationError` unless there is one entry per request of the view everywhere."""
+        columns = self.plan.choices, self.drafted, self.proposed, self.accepted, self.emitted
+        num_requests = len(self.view.requests)
+        for column, name in zip(
+            (*columns, *self.shadow.values()), (*_COUNTED, *self.shadow), strict=True
+        ):
+            if len(column) != num_requests:
+                raise ObservationError(
+                    f"{len(column)} entries in {name} for {num_requests} requests; give one each"
+                )
 
 
 class Planner(Protocol):

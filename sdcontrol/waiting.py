@@ -1,16 +1,16 @@
 """What a controller may put off where steps are so short that its own time would weigh.
 
-Two things. Learning: from several steps at once it takes less than several times as long as from one,
-since what a forward pushed out of the caches is fetched once, and costs are learnt from the last
-alone. And planning: a lone request whose hints say what they said a few steps ago gets the plan that
-it had then. Knows nothing of what is learnt or how a plan is made. A fold over observations, like
+Two things. Learning: several steps at once take less than several times as long as one, since what a
+forward pushed out of the caches is fetched once, and costs are learnt from the last alone. And
+planning: where hints say of each of a few requests what they said a few steps ago, each gets what it
+was given then. Knows nothing of what is learnt or how a plan is made. A fold over observations, like
 all that decides: how long the controller took is what they say, never measured again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from sdcontrol.core import BatchView, Hint, Observation, Plan, RequestView
+from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView
 from sdcontrol.estimators.hints import bucket_of_match
 
 __all__ = ["Waiting"]
@@ -19,52 +19,51 @@ _FIRST_STEPS = 64  # of a controller, each of which is news
 _MOST_WAITING = 8  # observations, the last one included
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
 _YOUNG_TOKENS = 8  # generated; before that a request's every step is news
-_PLAN_STEPS = 8  # that a plan may stand for
-_MOST_PLANS = 64
+_MOST_REQUESTS = 4  # of a batch whose plan may be put together from earlier ones
+_PLAN_STEPS = 16  # that a choice may stand for
+_MOST_CHOICES = 256
+_KEPT = "as a few steps ago; "
 _SHARE = 0.01  # of a step, that the controller may take without anything being put off
 _RATE = 0.1
 
 _Key = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A plan, and when it was made."""
+class _Made(NamedTuple):
+    """A choice, and when it was made and why."""
 
     step: int
-    plan: Plan
+    choice: Choice
+    reason: str
 
 
 class Waiting:
-    """The controller's share of the time, running, and the plans of a lone request."""
+    """The controller's share of the time, running, and what requests were given lately."""
 
     def __init__(self, most_draft_tokens: int) -> None:
         self._most_draft_tokens = most_draft_tokens
         self._share = 0.0
         self._steps = 0
-        self._plans: dict[_Key, _Made] = {}
-        self._keyed: tuple[BatchView, _Key | None] | None = None  # see `_key`
+        self._made: dict[_Key, _Made] = {}
+        self._keyed: tuple[BatchView, list[_Key]] | None = None  # see `_keys`
 
     @property
     def _is_due(self) -> bool:
         return self._share > _SHARE and self._steps >= _FIRST_STEPS
 
-    def observe(self, observation: Observation) -> None:
-        """Take note of a step."""
+    def observe(self, observation: Observation, *, may_repeat: bool) -> None:
+        """Take note of a step, and of its plan where that may stand for others."""
         timing = observation.timing
         share = timing.controller_seconds / max(timing.total_seconds, 1e-9)
         if 0.0 <= share <= 1.0:  # False for NaN
             self._share += _RATE * (share - self._share)
         self._steps += 1
-        key = self._key(observation.view) if self._is_due else None
-        if key is None or observation.faults:
-            self._plans.clear()
-            return
-        made = self._plans.get(key)
-        if made is None or made.plan.reason != observation.plan.reason:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = _Made(observation.view.step, observation.plan)
+        if observation.faults or len(self._made) > _MOST_CHOICES:
+            self._made.clear()
+        plan, step = observation.plan, observation.view.step
+        if may_repeat and not observation.faults and not plan.reason.startswith(_KEPT):
+            for key, choice in zip(self._keys(observation.view), plan.choices, strict=False):
+                self._made[key] = _Made(step, choice, plan.reason)
 
     def may_wait(self, observation: Observation, num_waiting: int) -> bool:
         """Whether `num_waiting` observations, of which this is the last, may wait for the next."""
@@ -75,30 +74,38 @@ class Waiting:
         return len(young) <= _MOST_YOUNG * len(requests)
 
     def repeated(self, view: BatchView) -> Plan | None:
-        """The plan made when hints last said what they say now; None: make one."""
-        key = self._key(view) if self._is_due else None
-        made = self._plans.get(key) if key is not None else None
-        if made is None or view.step - made.step > _PLAN_STEPS:
-            return None
-        length, request = made.plan.choices[0].num_draft_tokens, view.requests[0]
-        is_possible = length < request.remaining_tokens and length <= view.free_kv_tokens
-        return made.plan if is_possible else None
+        """What was chosen when hints last said what they say now; None: make a plan."""
+        made = [self._made.get(key) for key in self._keys(view)]
+        choices, left = [], view.free_kv_tokens
+        for request, then in zip(view.requests, made, strict=False):
+            if then is None or view.step - then.step > _PLAN_STEPS:
+                return None
+            length = then.choice.num_draft_tokens
+            left -= length
+            if length >= request.remaining_tokens or left < 0:
+                return None
+            choices.append(then.choice)
+        return Plan(tuple(choices), _KEPT + made[0].reason) if made and made[0] else None
 
-    def _key(self, view: BatchView) -> _Key | None:
-        """What the plan of a lone request depends on, but for what changes slowly; None for others."""
+    def _keys(self, view: BatchView) -> list[_Key]:
+        """By request, what its choice depends on, but for what changes slowly; empty where none is kept."""
         if self._keyed is None or self._keyed[0] is not view:
-            is_lone = len(view.requests) == 1 and not view.prefill_tokens
-            self._keyed = view, self._said(view.requests[0]) if is_lone else None
+            requests = view.requests
+            is_kept = self._is_due and len(requests) <= _MOST_REQUESTS and not view.prefill_tokens
+            if is_kept and all(r.generated_tokens >= _YOUNG_TOKENS for r in requests):
+                self._keyed = view, [self._said(request, len(requests)) for request in requests]
+            else:
+                self._keyed = view, []
         return self._keyed[1]
 
-    def _said(self, request: RequestView) -> _Key | None:
-        if request.generated_tokens < _YOUNG_TOKENS:
-            return None
+    def _said(self, request: RequestView, batch_size: int) -> _Key:
         hints, arms = request.hints, request.drafters
-        return (request.id, arms, *[self._of_hint(hints, arm) for arm in arms if arm in hints])
+        said = [self._of_hint(hints, arm) for arm in arms if arm in hints]
+        return (request.id, batch_size, arms, *said)
 
     def _of_hint(self, hints: Mapping[str, Hint], arm: str) -> _Key:
-        """What of a hint a plan depends on, catch-up aside."""
+        """What of a hint a plan depends on, catch-up aside: a match goes before a confidence."""
         hint, most = hints[arm], self._most_draft_tokens
         limit = most if hint.max_draft_tokens is None else min(hint.max_draft_tokens, most)
-        return limit, bucket_of_match(hint.match_tokens), hint.confidence
+        bucket = bucket_of_match(hint.match_tokens)
+        return limit, bucket, hint.confidence if bucket is None else None

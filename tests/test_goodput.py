@@ -67,7 +67,7 @@ def test_small_batches_reach_the_optimum_found_by_brute_force() -> None:
 
 
 def planned(view: BatchView, problem: Problem, answer: Answer) -> Plan:
-    plan = Plan(to_choices(problem, answer))
+    plan = Plan(to_choices(problem.arms, problem.lengths, answer))
     gain, seconds = answer.gain, answer.seconds
     assert len(plan.choices) == len(view.requests)
     assert gain >= len(view.requests)

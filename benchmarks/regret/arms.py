@@ -7,16 +7,25 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from benchmarks.regret.grid import Case
-from benchmarks.regret.scoring import OFF, PhaseRates, best_on_odd, whole
+from benchmarks.regret.scoring import OFF, PhaseRates, best_on_odd, odd, whole
+from sdcontrol.policies import Policy
 
-__all__ = ["LENGTHS", "drafter_of", "fixed_specs", "hopeless", "rival_specs", "schedule_spec"]
+__all__ = [
+    "LENGTHS",
+    "drafter_of",
+    "fixed_specs",
+    "outclassed",
+    "rival_specs",
+    "schedule_spec",
+]
 
-Spec = str | Mapping[str, object]
+Spec = str | Mapping[str, object] | Policy
 LENGTHS = {"ngram": (2, 4, 8), "sparse_kv": (2, 4), "draft_model": (1, 2, 4, 8)}
 SCHEDULE = "concurrency_schedule"
 _RIVALS = ("smartspec", "ema_steps", "budget_argmax", "heuristic")
-_HOPELESS = 0.75  # of the best fixed, in every phase
-_HOPELESS_PHASE = 0.85  # the same where an oracle may choose per phase
+_OUTCLASSED = 0.95  # of the best of its sort
+_OUTCLASSED_AT_ONCE = 0.9  # the same after a single block
+_OUTCLASSED_IN_A_CELL = 0.75  # the same in a cell, whose blocks are shorter
 
 
 def fixed_specs(case: Case) -> dict[str, Spec]:
@@ -37,29 +46,40 @@ def drafter_of(name: str) -> str:
     return name.rpartition(":")[0]
 
 
-def hopeless(rates: PhaseRates, case: Case, fixed: Sequence[str]) -> dict[str, float]:
-    """Fixed arms that are far from the best in every phase of every block, and how near they came.
+def outclassed(
+    rates: PhaseRates, case: Case, fixed: Sequence[str], rivals: Sequence[str]
+) -> dict[str, float]:
+    """Arms that odd blocks so far show to be behind, and how near to the best they came.
 
-    Off always stays.
+    Fixed ones in every phase and over all of them, since an oracle may choose per phase; rivals over
+    all. Off always stays.
     """
+    table = {name: _over_off(rates, name, case) for name in (*fixed, *rivals)}
+    groups = [{name: table[name] for name in fixed}, {name: table[name][-1:] for name in rivals}]
+    shares: dict[str, float] = {}
+    for group in groups:
+        best = [max(column) for column in zip(*group.values(), strict=True)]
+        for name, row in group.items():
+            shares[name] = max(rate / top for rate, top in zip(row, best, strict=True))
+    least = _OUTCLASSED
+    if len(rates[OFF]) == 1:
+        least = _OUTCLASSED_AT_ONCE if case.is_workload else _OUTCLASSED_IN_A_CELL
+    return {n: share for n, share in shares.items() if share < least and n != OFF}
 
-    def nearest(name: str) -> float:
-        return max(
-            rate / max(rates[other][block][phase] for other in fixed)
-            for block, phases in enumerate(rates[name])
-            for phase, rate in enumerate(phases)
-        )
 
-    least = _HOPELESS_PHASE if case.is_workload else _HOPELESS
-    shares = {name: nearest(name) for name in fixed if name != OFF}
-    return {name: share for name, share in shares.items() if share < least}
+def _over_off(rates: PhaseRates, name: str, case: Case) -> list[float]:
+    """The mean over odd blocks of the rate over that of off: by phase, then over all phases."""
+    rows = []
+    for ours, plain in zip(odd(rates[name]), odd(rates[OFF]), strict=True):
+        work = case.work[: len(ours)]
+        both = zip((*ours, whole(ours, work)), (*plain, whole(plain, work)), strict=True)
+        rows.append([rate / off for rate, off in both])
+    return [statistics.fmean(column) for column in zip(*rows, strict=True)]
 
 
-def rival_specs(
-    rates: PhaseRates, case: Case, fixed: Sequence[str], work: Sequence[float]
-) -> dict[str, Spec]:
+def rival_specs(rates: PhaseRates, case: Case, fixed: Sequence[str]) -> dict[str, Spec]:
     """Other systems' rules with the drafter that did best, over all phases, as a fixed setting."""
-    total = {name: [whole(block, work) for block in rates[name]] for name in fixed}
+    total = {name: [whole(block, case.work) for block in rates[name]] for name in fixed}
     drafter = drafter_of(best_on_odd(total, [name for name in fixed if name != OFF]))
     specs: dict[str, Spec] = {kind: {"kind": kind, "drafter": drafter} for kind in _RIVALS}
     return {**specs, SCHEDULE: schedule_spec(rates, case, drafter)}

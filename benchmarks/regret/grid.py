@@ -1,6 +1,7 @@
 """What is measured: cells that stay as they are, workloads that change, and their acceptance rates.
 
-Knows no models and no time. Contexts are multiples of the block size: a prompt is one token longer,
+The phases of a workload were chosen by fixed settings alone, measured phase by phase, so that their
+best ones differ; where one is best in all, there is nothing to adapt to. Knows no models and no time. Contexts are multiples of the block size: a prompt is one token longer,
 so that with its blocks in place only that token is left to compute, and the request decodes at once.
 """
 
@@ -13,9 +14,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "copy": ("copy",),
     "code": ("code",),
     "free": ("prose",),
-    "mixed": ("copy", "code", "prose", "records"),
+    "mixed": ("prose", "copy", "code", "records"),
 }
-"""Kinds of prompt as they are told apart here, by the bundled data's names."""
+"""Kinds of prompt as they are told apart here, by the bundled data's names; requests take turns."""
 
 RATES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "copy": {"ngram": (0.90, 0.93), "sparse_kv": (0.92,), "draft_model": (0.75, 0.80)},
@@ -28,12 +29,13 @@ RATES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpec:
-    """Requests of one kind that decode together."""
+    """Requests of one kind that decode together, each `stretch` times as long as usual."""
 
     name: str
     batch_size: int
     context_tokens: int
     kind: str
+    stretch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +45,38 @@ class Case:
     name: str
     pair: str  # "bundled", or "large" with synthetic acceptance
     dtype: str
-    tokens: int  # per request and phase
+    tokens: int  # per request, where nothing is stretched
     blocks: int  # counted ones
     phases: tuple[PhaseSpec, ...]
     is_workload: bool = False
     sparse_budget: int = 128
     shares_prompts: bool = False  # phases decode the first requests of the largest one
 
+    @property
+    def work(self) -> tuple[float, ...]:
+        """Tokens per phase."""
+        return tuple([float(p.batch_size * self.tokens * p.stretch) for p in self.phases])
+
+    def phases_of(self, block: int) -> list[int]:
+        """All phases of a workload. One of a cell's, the same in an odd block and the even one after."""
+        if self.is_workload:
+            return list(range(len(self.phases)))
+        return [max(block - 1, 0) // 2 % len(self.phases)]
+
 
 def _cell(
     batch: int, context: int, kind: str, pair: str, *, tokens: int, dtype: str = "bfloat16"
 ) -> Case:
-    """Small batches take turns through several groups of prompts; the slowest cells are shorter."""
+    """Small batches take turns through several groups of prompts; the slowest cells have fewer blocks.
+
+    A lone request's blocks are short and differ, so that there are more of them.
+    """
     name = f"{pair}-b{batch}-c{context}-{kind}"
     groups = {1: 4, 4: 2}.get(batch, 1)
     phases = tuple(PhaseSpec(f"group {g}", batch, context, kind) for g in range(groups))
     budget = 512 if context >= 2048 else 128
-    blocks = 6 if pair == "large" and batch * context > 1 << 15 else 10
+    is_slow = pair == "large" and batch * context > 1 << 15
+    blocks = 20 if batch == 1 else 6 if is_slow else 10
     return Case(name, pair, dtype, tokens, blocks, phases, sparse_budget=budget)
 
 
@@ -79,37 +96,39 @@ CELLS: tuple[Case, ...] = (
 )
 
 
-def _workload(name: str, pair: str, phases: list[PhaseSpec], **settings: object) -> Case:
-    case = Case(name, pair, "bfloat16", 20, 6, tuple(phases), is_workload=True)
-    return replace(case, **settings)  # type: ignore[arg-type]
+def _workload(name: str, phases: list[PhaseSpec], *, tokens: int) -> Case:
+    return Case(name, "large", "bfloat16", tokens, 10, tuple(phases), is_workload=True)
 
 
-_RAMP = (1, 8, 32, 8, 1)
-_ALTERNATION = ("copy", "free", "code", "copy", "free", "code")
-_GROWTH = (256, 1024, 2048, 3072)
+_RAMP = (1, 8, 32, 8)  # and from the beginning
+_ALTERNATION = ("free", "copy", "code", "copy")
+_GROWTH = ((256, "free"), (1024, "free"), (2048, "code"), (3072, "copy"))
 
 WORKLOADS: tuple[Case, ...] = (
-    _workload(
-        "batch-ramps",
-        "large",
-        [PhaseSpec(f"{i}: batch {b}", b, 256, "mixed") for i, b in enumerate(_RAMP)],
+    replace(
+        _workload(
+            "batch-ramps",
+            [
+                PhaseSpec(f"{i}: batch {b}", b, 256, "mixed", stretch=3 if b == 1 else 1)
+                for i, b in enumerate(_RAMP)
+            ],
+            tokens=16,
+        ),
         shares_prompts=True,
-        tokens=16,
     ),
     _workload(
         "kinds-alternate",
-        "bundled",
         [PhaseSpec(f"{i}: {kind}", 8, 256, kind) for i, kind in enumerate(_ALTERNATION)],
-        dtype="float32",
-        tokens=40,
+        tokens=28,
     ),
     _workload(
         "contexts-grow",
-        "large",
-        [PhaseSpec(f"context {c}", 8, c, "code") for c in _GROWTH],
-        tokens=16,
+        [PhaseSpec(f"context {c}: {kind}", 4, c, kind) for c, kind in _GROWTH],
+        tokens=24,
     ),
 )
+"""A lone request is free text, a crowd is mixed. Kinds alternate. An agent's context grows: it thinks,
+then codes, then copies, so that kinds change with it."""
 
 
 def quick(case: Case) -> Case:

@@ -16,11 +16,10 @@ from sdcontrol.core import Hint, family_of
 from sdcontrol.engine.bundled import held_out_prompts, load_bundled, load_bundled_tokenizer
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
 from sdcontrol.engine.drafters.ngram import NgramDrafter
-from sdcontrol.engine.noise import SYNTHETIC, uniform
 from sdcontrol.engine.verify import CoupledVerifier, SyntheticVerifier, Verifier
-from sdcontrol.engine.walk import Walk
+from sdcontrol.engine.walk import VerifyTask
 
-__all__ = ["Pair", "Prompt", "load_pair", "prompts_of", "seed_of"]
+__all__ = ["Pair", "Prompt", "TirelessNgram", "load_pair", "prompts_of", "seed_of"]
 
 _NAMES = tuple(RATES)  # kinds of prompt, in the order that seeds count them
 _PASSAGE_TOKENS = 64  # of a random prompt, repeated so that the n-gram drafter finds matches
@@ -47,29 +46,10 @@ class Pair:
     is_synthetic: bool
 
 
-class KindVerifier(SyntheticVerifier):
-    """Accepts at the rates of the request's kind, which its seed tells.
-
-    The number that decides depends on the request and the position alone: where one arm is lucky, so
-    are the others. Chains only, since siblings would share their luck.
-    """
-
-    supports_trees = False
-
-    def __init__(self) -> None:
-        super().__init__(0.0)
-
-    def _accepts(self, walk: Walk, child: int, sample: int) -> bool:
-        seed = walk.task.sampler.seed
-        rates = RATES[_NAMES[seed % len(_NAMES)]][family_of(walk.task.drafter)]
-        rate = rates[min(len(walk.path), len(rates) - 1)]
-        return uniform(seed, walk.position, SYNTHETIC, 0) < rate
-
-
 class TirelessNgram(NgramDrafter):
     """Looks up in earnest and drafts in any case: a random model's text hardly repeats itself.
 
-    Not scored in shadow: that text says nothing of the synthetic rates.
+    Not scored in shadow: that text says nothing of the synthetic rates; see `ScoredNgram`.
     """
 
     is_free = False
@@ -85,9 +65,20 @@ class TirelessNgram(NgramDrafter):
         return [Draft.chain([t.request.tokens[-1]] * t.num_draft_tokens) for t in tasks]
 
 
+class ScoredNgram(TirelessNgram):
+    """Scored in shadow where it is not used, as the real one is; needs a `SyntheticEngine`."""
+
+    is_free = True
+
+
 def seed_of(kind: str, block: int, index: int) -> int:
-    """The seed of a request, from which `KindVerifier` reads its kind."""
+    """The seed of a request, from which the synthetic verification reads its kind."""
     return (1009 * block + index) * len(_NAMES) + _NAMES.index(kind)
+
+
+def _rates_of(task: VerifyTask) -> tuple[float, ...]:
+    """Those of the request's kind, which its seed tells."""
+    return RATES[_NAMES[task.sampler.seed % len(_NAMES)]][family_of(task.drafter)]
 
 
 def load_pair(case: Case, *, is_tiny: bool = False) -> Pair:
@@ -95,12 +86,13 @@ def load_pair(case: Case, *, is_tiny: bool = False) -> Pair:
     dtype = getattr(torch, case.dtype)
     if case.pair == "bundled":
         target, draft = (load_bundled(name, dtype=dtype) for name in ("target", "draft"))
-        ngram, verifier = NgramDrafter(name="ngram", max_branches=2), CoupledVerifier()
-        pair = Pair(target, draft, ngram, verifier, is_synthetic=False)
+        ngram = NgramDrafter(name="ngram", max_branches=2)
+        pair = Pair(target, draft, ngram, CoupledVerifier(), is_synthetic=False)
     else:
         shapes = ((64, 1), (64, 1)) if is_tiny else ((768, 12), (256, 2))
         target, draft = (_random(*shape, dtype, is_tiny=is_tiny) for shape in shapes)
-        pair = Pair(target, draft, TirelessNgram(max_branches=1), KindVerifier(), is_synthetic=True)
+        verifier = SyntheticVerifier(_rates_of, shares_luck=True)  # where one arm is lucky, all are
+        pair = Pair(target, draft, ScoredNgram(max_branches=1), verifier, is_synthetic=True)
     for model in (target, draft):
         model.generation_config.eos_token_id = None
     return pair

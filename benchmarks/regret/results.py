@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.regret.grid import Case
 from benchmarks.regret.rig import Rig
-from benchmarks.regret.scoring import ADAPTIVE, OFF, score_cell, score_workload
+from benchmarks.regret.scoring import (
+    ADAPTIVE,
+    LEARNED,
+    OFF,
+    OURS,
+    learned_to_adaptive,
+    score_cell,
+    score_workload,
+)
 from benchmarks.regret.turns import Turns
 
 __all__ = ["TARGETS", "cell_result", "misses", "summary", "workload_result"]
@@ -20,6 +28,7 @@ TARGETS = {
     "controller_share": 0.03,
     "gap_closed": 0.70,
     "to_rival": 1.05,
+    "learned_to_goodput": 1.0,  # no interval may end below
 }
 
 
@@ -32,18 +41,18 @@ def cell_result(rig: Rig, turns: Turns) -> Result:
         "best_fixed": score.best,
         "to_best": score.to_best.to_dict(),
         "to_off": score.to_off.to_dict(),
-        **_controller(turns),
-        "steps": {name: _step(turns, name) for name in dict.fromkeys((ADAPTIVE, score.best, OFF))},
+        "learned_to_goodput": learned_to_adaptive(rates).to_dict(),
+        **_controller(turns, ADAPTIVE),
+        "learned": _controller(turns, LEARNED),
+        "steps": {name: _step(turns, name) for name in dict.fromkeys((*OURS, score.best, OFF))},
         "rates": _rounded(rates),
     }
 
 
 def workload_result(rig: Rig, turns: Turns) -> Result:
     """A workload's scores and what they rest on."""
-    rates, case = turns.rates(), rig.case
-    fixed = [name for name in turns.fixed if name in turns.arms]
-    work = [float(phase.batch_size * case.tokens) for phase in case.phases]
-    score = score_workload(rates, fixed, turns.rivals, work)
+    rates = turns.rates()
+    score = score_workload(rates, turns.fixed_left, turns.rivals, rig.case.work)
     return {
         **_facts(rig, turns),
         "best_fixed": score.best,
@@ -51,9 +60,11 @@ def workload_result(rig: Rig, turns: Turns) -> Result:
         "gap": score.gap.to_dict(),
         "to_best": score.to_best.to_dict(),
         "to_off": score.to_off.to_dict(),
+        "learned_to_goodput": score.learned_to_adaptive.to_dict(),
         "best_rival": score.rival,
         "to_rival": score.to_rival.to_dict(),
-        **_controller(turns),
+        **_controller(turns, ADAPTIVE),
+        "learned": _controller(turns, LEARNED),
         "phase_rates": {
             name: [round(statistics.median(p), 2) for p in zip(*blocks, strict=True)]
             for name, blocks in rates.items()
@@ -120,11 +131,12 @@ def _facts(rig: Rig, turns: Turns) -> Result:
         "acceptance": "synthetic" if rig.pair.is_synthetic else "real",
         "tokens_per_request": case.tokens,
         "phases": [
-            f"{p.name}: batch {p.batch_size}, context {p.context_tokens}, {p.kind}"
+            f"{p.name}: batch {p.batch_size}, context {p.context_tokens}, {p.kind}, "
+            f"{case.tokens * p.stretch} tokens each"
             for p in case.phases
         ],
         "blocks": len(turns.runs[OFF]),
-        "dropped_after_screening": {n: round(share, 3) for n, share in turns.dropped.items()},
+        "dropped": {n: round(share, 3) for n, share in turns.dropped.items()},
         "texts": {
             "compared": 0 if rig.pair.is_synthetic else turns.compared_texts,
             "differing": 0 if rig.pair.is_synthetic else turns.differing_texts,
@@ -132,8 +144,8 @@ def _facts(rig: Rig, turns: Turns) -> Result:
     }
 
 
-def _controller(turns: Turns) -> Result:
-    runs = [run for block in turns.runs[ADAPTIVE] for run in block]
+def _controller(turns: Turns, name: str) -> Result:
+    runs = [run for block in turns.runs[name] for run in block]
     shares = sorted(share for run in runs for share in run.controller_shares)
     spent = sum(run.stats.seconds["controller"] for run in runs)
     choices: Counter[str] = Counter()

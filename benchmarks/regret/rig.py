@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from benchmarks.regret.contexts import is_in_place, lay_out
 from benchmarks.regret.grid import Case
 from benchmarks.regret.pairs import Pair, Prompt, load_pair, prompts_of, seed_of
+from benchmarks.regret.shadows import SyntheticEngine
 from sdcontrol.controller import Controller
 from sdcontrol.core import Observation
 from sdcontrol.engine.config import EngineConfig
@@ -19,8 +20,11 @@ from sdcontrol.engine.generation import decoding_of, prepare_config
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.stats import EngineStats
+from sdcontrol.policies import Policy
 
 __all__ = ["Arm", "Rig", "Run"]
+
+_TRAINING_SEED = 1000
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class Arm:
     """A policy with its memory. `stats` tells it the number of a step."""
 
     name: str
-    spec: str | Mapping[str, object]
+    spec: str | Mapping[str, object] | Policy
     controller: Controller = field(init=False)
     stats: EngineStats = field(default_factory=EngineStats)
 
@@ -58,12 +62,17 @@ class Rig:
     def __init__(self, case: Case, *, is_tiny: bool = False) -> None:
         self.case = case
         self.pair: Pair = load_pair(case, is_tiny=is_tiny)
-        self.phases = _phases(case, self.pair.is_synthetic)
-        prompts = list(dict.fromkeys(prompt for phase in self.phases for prompt in phase))
-        room = case.tokens + 32
+        self.phases = _phases(case, is_synthetic=self.pair.is_synthetic)
+        self.training = self.phases  # synthetic acceptance knows seeds only
+        if not self.pair.is_synthetic:
+            self.training = _phases(case, is_synthetic=False, first_seed=_TRAINING_SEED)
+        everything = (*self.phases, *self.training)
+        prompts = list(dict.fromkeys(prompt for phase in everything for prompt in phase))
+        room = case.tokens * max(phase.stretch for phase in case.phases) + 32
         kv_tokens = sum(len(prompt.tokens) + room + 32 for prompt in prompts)
         self.sparse = f"sparse_kv:{case.sparse_budget}"
-        self.engine = Engine(
+        engine = SyntheticEngine if self.pair.is_synthetic else Engine
+        self.engine = engine(
             self.pair.target,
             drafters={
                 "ngram": self.pair.ngram,
@@ -74,29 +83,44 @@ class Rig:
             config=EngineConfig(kv_tokens=kv_tokens + kv_tokens // 8, max_batch_size=64),
         )
         lay_out(self.engine, prompts, room=room, computed=not self.pair.is_synthetic)
-        warm = Arm("catch-up", "static:draft_model:1")
-        for phase in range(len(self.phases)):  # the draft model's contexts, once and for all
-            self.run(warm, phase, 0, tokens=3)
-            assert all(is_in_place(self.engine, prompt) for prompt in self.phases[phase])
+        self._catch_up()
         gc.collect()
         gc.freeze()  # models, prompts and libraries: else each collection looks through them
 
-    def run(self, arm: Arm, phase: int, block: int, *, tokens: int | None = None) -> Run:
+    def _catch_up(self) -> None:
+        """The draft model's contexts, once and for all."""
+        warm = Arm("catch-up", "static:draft_model:1")
+        for phase in range(len(self.phases)):
+            for is_training in (True, False):
+                self.run(warm, phase, 0, tokens=3, is_training=is_training)
+            prompts = (*self.phases[phase], *self.training[phase])
+            assert all(is_in_place(self.engine, prompt) for prompt in prompts)
+
+    def run(
+        self,
+        arm: Arm,
+        phase: int,
+        block: int,
+        *,
+        tokens: int | None = None,
+        is_training: bool = False,
+    ) -> Run:
         """Decode a phase at its batch size, from its contexts; the first admission is not timed.
 
         A request that ends begins again, so that no arm is measured by its slowest request, at a
-        batch that shrinks; `tokens` per request (the case's, by default) are decoded in all.
+        batch that shrinks; `tokens` per request (the case's, by default), stretched, are decoded in all.
         """
         self._put_in(arm)
         gc.collect()
-        engine, prompts = self.engine, self.phases[phase]
-        first = [self._submit(p, i, block, tokens) for i, p in enumerate(prompts)]
+        engine, prompts = self.engine, (self.training if is_training else self.phases)[phase]
+        length = (tokens or self.case.tokens) * self.case.phases[phase].stretch
+        first = [self._submit(p, i, block, length) for i, p in enumerate(prompts)]
         slots = dict(zip(first, range(len(prompts)), strict=True))
         requests = [engine.requests[name] for name in first]
         engine.step()
         self._keep_to_themselves(slots)
         timed, shares = EngineStats(), []
-        target = len(prompts) * (tokens or self.case.tokens)
+        target = len(prompts) * length
         started = time.perf_counter()
         while timed.emitted < target:
             observation = engine.step()
@@ -105,7 +129,7 @@ class Rig:
             for name in [name for name in slots if name not in engine.requests]:
                 index = slots.pop(name) + len(prompts)  # the same request of the next turn
                 prompt = prompts[index % len(prompts)]
-                slots[self._submit(prompt, index, block, tokens)] = index
+                slots[self._submit(prompt, index, block, length)] = index
             self._keep_to_themselves(slots)
         seconds = time.perf_counter() - started
         self._drop(slots)
@@ -137,22 +161,22 @@ class Rig:
         engine.drafting._is_idle = engine.planner.never_drafts
         engine.stats = arm.stats
 
-    def _submit(self, prompt: Prompt, index: int, block: int, tokens: int | None) -> str:
-        options = {"max_new_tokens": tokens or self.case.tokens, "do_sample": False}
+    def _submit(self, prompt: Prompt, index: int, block: int, tokens: int) -> str:
+        options = {"max_new_tokens": tokens, "do_sample": False}
         config = prepare_config(self.pair.target, None, len(prompt.tokens), options)
         seed = seed_of(prompt.kind, block, index)
         decoding = decoding_of(self.pair.target, config, prompt.tokens, seed=seed)
         return self.engine.enqueue(prompt.tokens, decoding)
 
 
-def _phases(case: Case, is_synthetic: bool) -> list[list[Prompt]]:
+def _phases(case: Case, *, is_synthetic: bool, first_seed: int = 0) -> list[list[Prompt]]:
     if case.shares_prompts:
         largest = max(case.phases, key=lambda phase: phase.batch_size)
-        prompts = prompts_of(largest, is_synthetic=is_synthetic, seed=0)
+        prompts = prompts_of(largest, is_synthetic=is_synthetic, seed=first_seed)
         return [prompts[: phase.batch_size] for phase in case.phases]
     return [
-        prompts_of(phase, is_synthetic=is_synthetic, seed=index)
-        for index, phase in enumerate(case.phases)
+        prompts_of(phase, is_synthetic=is_synthetic, seed=seed)
+        for seed, phase in enumerate(case.phases, first_seed)
     ]
 
 

@@ -7,6 +7,7 @@ compared with those of "off" in the same block, so that a machine whose speed dr
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,22 +15,27 @@ from sdcontrol.experiments.compare import Ratio, paired_ratio
 
 __all__ = [
     "ADAPTIVE",
+    "LEARNED",
     "OFF",
+    "OURS",
     "CellScore",
     "Gap",
     "WorkloadScore",
     "best_on_odd",
     "closed_gap",
     "even",
+    "learned_to_adaptive",
     "odd",
     "score_cell",
     "score_workload",
     "whole",
 ]
 
-ADAPTIVE, OFF = "goodput", "off"
+ADAPTIVE, LEARNED, OFF = "goodput", "learned", "off"
+OURS = (ADAPTIVE, LEARNED)
 _RESAMPLES = 4000
 _LEAST_GAP = 1.02  # of the oracle over the best fixed, under which there is nothing to close
+T = TypeVar("T")
 Rates = Mapping[str, Sequence[float]]
 PhaseRates = Mapping[str, Sequence[Sequence[float]]]
 """By arm and block, the rate in each phase."""
@@ -74,14 +80,15 @@ class WorkloadScore:
     to_off: Ratio
     rival: str
     to_rival: Ratio
+    learned_to_adaptive: Ratio
 
 
-def odd(values: Sequence[float]) -> list[float]:
+def odd(values: Sequence[T]) -> list[T]:
     """Those of blocks 1, 3, 5..."""
     return list(values[0::2])
 
 
-def even(values: Sequence[float]) -> list[float]:
+def even(values: Sequence[T]) -> list[T]:
     """Those of blocks 2, 4, 6..."""
     return list(values[1::2])
 
@@ -99,13 +106,18 @@ def best_on_odd(rates: Rates, names: Sequence[str]) -> str:
 
 def score_cell(rates: Rates) -> CellScore:
     """`rates` are of the arms measured in every block; "off" counts as a fixed setting too."""
-    best = best_on_odd(rates, [name for name in rates if name != ADAPTIVE])
+    best = best_on_odd(rates, [name for name in rates if name not in OURS])
     adaptive = even(rates[ADAPTIVE])
     return CellScore(
         best,
         paired_ratio(adaptive, even(rates[best])),
         paired_ratio(adaptive, even(rates[OFF])),
     )
+
+
+def learned_to_adaptive(rates: Rates) -> Ratio:
+    """How the learned policy did beside the adaptive one, on even blocks."""
+    return paired_ratio(even(rates[LEARNED]), even(rates[ADAPTIVE]))
 
 
 def whole(phases: Sequence[float], work: Sequence[float]) -> float:
@@ -136,6 +148,7 @@ def score_workload(
         paired_ratio(adaptive, even(total[OFF])),
         rival,
         paired_ratio(adaptive, even(total[rival])),
+        paired_ratio(even(total[LEARNED]), adaptive),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.regret.results import misses, summary
+from benchmarks.regret.results import TARGETS, misses, summary
 
 __all__ = ["markdown"]
 
@@ -13,7 +13,16 @@ def markdown(results: Sequence[Result]) -> str:
     """A table of cells, one of workloads, and what it comes to."""
     cells = [_cell(r) for r in results if not r["is_workload"]]
     workloads = [_workload(r) for r in results if r["is_workload"]]
-    head = ("cell", "acceptance", "best fixed", "of best fixed", "of off", "controller", "missed")
+    head = (
+        "cell",
+        "acceptance",
+        "best fixed",
+        "of best fixed",
+        "of off",
+        "learned/goodput",
+        "controller",
+        "missed",
+    )
     other = (
         "workload",
         "best fixed",
@@ -21,6 +30,7 @@ def markdown(results: Sequence[Result]) -> str:
         "gap closed",
         "best rival",
         "of rival",
+        "learned/goodput",
         "missed",
     )
     parts = [_table(head, cells)] if cells else []
@@ -35,6 +45,7 @@ def _cell(result: Result) -> tuple[str, ...]:
         str(result["best_fixed"]),
         _ratio(result["to_best"]),
         _ratio(result["to_off"]),
+        _learned(result),
         _share(result["controller_share"]),
         "; ".join(misses(result)) or "-",
     )
@@ -51,6 +62,7 @@ def _workload(result: Result) -> tuple[str, ...]:
         "gap within noise" if gap["is_noise"] else closed,
         str(result["best_rival"]),
         _ratio(result["to_rival"]),
+        _learned(result),
         "; ".join(misses(result)) or "-",
     )
 
@@ -58,6 +70,13 @@ def _workload(result: Result) -> tuple[str, ...]:
 def _ratio(ratio: object) -> str:
     assert isinstance(ratio, Mapping)
     return f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+
+
+def _learned(result: Result) -> str:
+    ratio = result.get("learned_to_goodput")
+    if not isinstance(ratio, Mapping):
+        return "not measured"  # in results from before there was the arm
+    return _ratio(ratio) + (" below" if ratio["high"] < TARGETS["learned_to_goodput"] else "")
 
 
 def _share(share: object) -> str:

@@ -1,8 +1,9 @@
 """Arms take turns: in every block each runs the block's phases once, in random order.
 
-A first block warms up and is not counted. After block 1, an odd one, fixed settings that were without
-a chance in both are dropped; what they reached is kept. Rivals of a workload start then, with the drafter that
-block 1 shows to be the best, and a warm-up and a block 1 of their own.
+Before, the learned policy is trained. A first block warms up and is not counted. After every odd block
+arms go that odd blocks so far show to be behind; how near they came is kept. Even blocks drop nobody:
+they score. Rivals of a workload start after block 1, with the drafter that it shows to be the best,
+and a warm-up and a block 1 of their own.
 """
 
 import random
@@ -13,13 +14,15 @@ from benchmarks.regret.arms import (
     SCHEDULE,
     Spec,
     fixed_specs,
-    hopeless,
+    outclassed,
     rival_specs,
     schedule_spec,
 )
 from benchmarks.regret.grid import Case
 from benchmarks.regret.rig import Arm, Rig, Run
-from benchmarks.regret.scoring import ADAPTIVE, OFF
+from benchmarks.regret.scoring import ADAPTIVE, LEARNED, OFF, OURS
+from benchmarks.regret.training import trained_model
+from sdcontrol.policies.learned import Learned
 
 __all__ = ["Turns", "take_turns"]
 
@@ -31,7 +34,6 @@ class Turns:
     fixed: list[str]  # all that began, off first
     arms: dict[str, Arm]  # those that are still in
     runs: dict[str, list[list[Run]]] = field(default_factory=dict)
-    warm_up: dict[str, list[Run]] = field(default_factory=dict)
     dropped: dict[str, float] = field(default_factory=dict)  # the most of the best's rate it had
     compared_texts: int = 0
     differing_texts: int = 0
@@ -45,9 +47,14 @@ class Turns:
         }
 
     @property
+    def fixed_left(self) -> list[str]:
+        """Fixed settings that are still in."""
+        return [name for name in self.fixed if name in self.arms]
+
+    @property
     def rivals(self) -> list[str]:
         """Arms that are neither fixed nor ours."""
-        return [name for name in self.arms if name not in (*self.fixed, ADAPTIVE)]
+        return [name for name in self.arms if name not in (*self.fixed, *OURS)]
 
 
 def take_turns(
@@ -55,16 +62,16 @@ def take_turns(
 ) -> Turns:
     """Measure all arms of the rig's case over `blocks` counted blocks."""
     case, rng = rig.case, random.Random(seed)
-    specs = {**fixed_specs(case), ADAPTIVE: ADAPTIVE}
+    specs = {**fixed_specs(case), ADAPTIVE: ADAPTIVE, LEARNED: Learned(trained_model(rig))}
     turns = Turns(list(fixed_specs(case)), _arms(specs))
     for block in range(blocks + 1):
         names = rng.sample(list(turns.arms), len(turns.arms))
         _count(turns, block, {name: _run_block(rig, turns.arms[name], block) for name in names})
-        if block == 1:
-            rivals = _after_screening(turns, case)
-            for arm in rivals.values():
-                _run_block(rig, arm, 0)
-                _count(turns, 1, {arm.name: _run_block(rig, arm, 1)})
+        if block % 2:
+            _drop_outclassed(turns, case)
+        if block == 1 and case.is_workload:
+            _start_rivals(turns, rig)
+            _drop_outclassed(turns, case)
         elif block % 2 and SCHEDULE in turns.arms:
             drafter = str(turns.arms[SCHEDULE].controller.policy.drafter)  # type: ignore[attr-defined]
             turns.arms |= _arms({SCHEDULE: schedule_spec(turns.rates(), case, drafter)})
@@ -80,19 +87,11 @@ def _run_block(rig: Rig, arm: Arm, block: int) -> list[Run]:
     """What does not learn is warm after a few tokens."""
     is_short = not block and not arm.controller.learns
     tokens = max(rig.case.tokens // 4, 2) if is_short else rig.case.tokens
-    return [rig.run(arm, phase, block, tokens=tokens) for phase in _phases_of(rig.case, block)]
-
-
-def _phases_of(case: Case, block: int) -> list[int]:
-    """All phases of a workload. One of a cell's, the same in an odd block and the even one after."""
-    if case.is_workload:
-        return list(range(len(case.phases)))
-    return [max(block - 1, 0) // 2 % len(case.phases)]
+    return [rig.run(arm, phase, block, tokens=tokens) for phase in rig.case.phases_of(block)]
 
 
 def _count(turns: Turns, block: int, measured: Mapping[str, list[Run]]) -> None:
     if not block:
-        turns.warm_up = dict(measured)
         return
     for name, runs in measured.items():
         turns.runs.setdefault(name, []).append(runs)
@@ -105,16 +104,15 @@ def _count(turns: Turns, block: int, measured: Mapping[str, list[Run]]) -> None:
                 turns.differing_texts += text[:most] != other[:most]
 
 
-def _after_screening(turns: Turns, case: Case) -> dict[str, Arm]:
-    """Drop the hopeless; returns the rivals, which are in from now on."""
-    rates = turns.rates()
-    screening = {
-        name: [[run.rate for run in turns.warm_up[name]], *rates[name]] for name in turns.fixed
-    }
-    turns.dropped = hopeless(screening, case, turns.fixed)
-    rivals: dict[str, Arm] = {}
-    if case.is_workload:
-        work = [float(phase.batch_size * case.tokens) for phase in case.phases]
-        rivals = _arms(rival_specs(rates, case, turns.fixed, work))
-    turns.arms = {n: arm for n, arm in turns.arms.items() if n not in turns.dropped} | rivals
-    return rivals
+def _start_rivals(turns: Turns, rig: Rig) -> None:
+    rivals = _arms(rival_specs(turns.rates(), rig.case, turns.fixed_left))
+    turns.arms |= rivals
+    for arm in rivals.values():
+        _run_block(rig, arm, 0)
+        _count(turns, 1, {arm.name: _run_block(rig, arm, 1)})
+
+
+def _drop_outclassed(turns: Turns, case: Case) -> None:
+    shares = outclassed(turns.rates(), case, turns.fixed_left, turns.rivals)
+    turns.dropped |= shares
+    turns.arms = {name: arm for name, arm in turns.arms.items() if name not in shares}

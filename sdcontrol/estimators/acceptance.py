@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.columns import ACCEPTED as ACCEPTED_TOKENS
-from sdcontrol.columns import ARM, NOBODY, PROPOSED, Outcomes, columns_of, outcomes_of
+from sdcontrol.columns import ARM, NOBODY, PROPOSED, Outcomes, columns_of, outcomes_of, said_of
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Confidence, FloatArray, Observation, Plan
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.averages import ArmAverages
 from sdcontrol.estimators.confidence import ConfidenceCalibration, flattened, given
-from sdcontrol.estimators.deviations import ACCEPTED, ODDS_RATIO, TESTED, VARIANCE, Deviations
+from sdcontrol.estimators.deviations import VARIANCE, Deviations
 from sdcontrol.estimators.evidence import (
     KNOWN,
     NO_NODES,
@@ -38,24 +38,15 @@ from sdcontrol.estimators.evidence import (
     node_table,
     prove,
 )
-from sdcontrol.estimators.hints import bucket_of, buckets_of
+from sdcontrol.estimators.hints import buckets_of
 from sdcontrol.estimators.learning import learn
+from sdcontrol.estimators.survival import Survival
 
 __all__ = ["AcceptanceEstimator", "Survival"]
 
 IntArray = NDArray[np.int64]
 
-_OWN_SHRINK_TOKENS = 16.0  # tokens that the model is worth against own counts, at variance 1
 _NO_CONFIDENCE = flattened(())
-
-
-class Survival(dict[str, FloatArray]):
-    """By arm, `[requests, K]`: rows of `table`, `[arms, requests, K]`, in the order of the keys."""
-
-    def __init__(self, arms: tuple[str, ...], table: FloatArray) -> None:
-        super().__init__(zip(arms, table, strict=True))
-        self.arms = arms
-        self.table = table
 
 
 class AcceptanceEstimator:
@@ -83,25 +74,15 @@ class AcceptanceEstimator:
 
     def survival(self, view: BatchView, max_tokens: int | None = None) -> Survival:
         """By arm, `[requests, K]`: P(draft node j is accepted); 0 where it may not be used."""
-        columns = columns_of(view)
-        table = _believe(
-            self._index(columns.arms),
-            (self._averages.odds, self._is_tree),
-            (
-                self._slots(view),
-                self._requests.state,
-                self._requests.counts,
-                self._requests.variances,
-            ),
-            (
-                columns.max_draft_tokens,
-                columns.match_tokens,
-                columns.confidence,
-                columns.is_allowed,
-            ),
-            min(max_tokens or self.max_draft_tokens, self.max_draft_tokens),
-        )
-        return Survival(columns.arms, table)
+        return self.believed(view, max_tokens).now()
+
+    def believed(self, view: BatchView, max_tokens: int | None = None) -> Survival:
+        """`survival`, computed when first asked for: to be asked before the next `update`."""
+        arms, requests = said_of(view).arms, self._requests
+        averages = self._averages.odds, self._is_tree
+        seated = self._slots(view), requests.state, requests.counts, requests.variances
+        depth = min(max_tokens or self.max_draft_tokens, self.max_draft_tokens)
+        return Survival(view, arms, (self._index(arms), averages, seated, depth))
 
     def _index(self, arms: tuple[str, ...]) -> IntArray:
         """Where each arm's average is, `[arms]`."""
@@ -115,7 +96,8 @@ class AcceptanceEstimator:
         """Standard deviation of each request's log-odds of acceptance by `arm`, `[requests]`."""
         index = self._averages.index(arm)
         tokens = 1.0 + float(self._averages.tested[index].sum())
-        variance = self._requests.state[self._requests.slots(view), index, VARIANCE]
+        known = self._requests.state[self._requests.slots(view), index, VARIANCE]
+        variance = np.minimum(known, self._requests.variances[index])
         spread: FloatArray = np.sqrt(variance + 4.0 / tokens)
         return spread
 
@@ -238,39 +220,6 @@ class AcceptanceEstimator:
                 self._trees.add(choice.drafter)
                 self._averages.become_tree(choice.drafter)
                 self._requests.forget_counts(index)
-
-
-@compiled(
-    "float64[:, :, ::1](int64[::1], Tuple((float64[:, :, ::1], boolean[::1])),"
-    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[::1])),"
-    " Tuple((int64[:, ::1], int64[:, ::1], float64[:, ::1], boolean[:, ::1])), int64)"
-)
-def _believe(
-    index: IntArray,  # [arms], among all arms
-    averages: tuple[FloatArray, NDArray[np.bool_]],  # odds, is_tree
-    requests: tuple[IntArray, FloatArray, FloatArray, FloatArray],  # slots, and of `Deviations`
-    hints: tuple[IntArray, IntArray, FloatArray, NDArray[np.bool_]],  # of `Columns`
-    depth: int,
-) -> FloatArray:
-    """Survival, `[arms, requests, depth]`: products of hazards (chains) or rates (trees)."""
-    odds, is_tree = averages
-    slots, state, counts, variances = requests
-    limits, match_tokens, confidence, is_allowed = hints
-    survival = np.zeros((len(index), len(slots), depth))
-    for a in range(len(index)):
-        arm = index[a]
-        shrink = _OWN_SHRINK_TOKENS / variances[arm]
-        for r in range(len(slots)):
-            own, ratio = counts[slots[r], arm], state[slots[r], arm, ODDS_RATIO]
-            bucket, before = bucket_of(match_tokens[a, r], confidence[a, r]), 1.0
-            for j in range(min(depth, limits[a, r]) if is_allowed[a, r] else 0):
-                own_odds = odds[arm, bucket, j] * ratio
-                hits = shrink * own_odds + own[ACCEPTED, j] * (1.0 + own_odds)
-                rate = hits / ((1.0 + own_odds) * (shrink + own[TESTED, j]))
-                survival[a, r, j] = rate * before
-                if not is_tree[arm]:
-                    before = survival[a, r, j]
-    return survival
 
 
 @cache

@@ -21,6 +21,7 @@ from sdcontrol.estimators.loads import (
     verify_load,
 )
 from sdcontrol.estimators.pace import Pace
+from sdcontrol.estimators.price import StepTerms
 from sdcontrol.estimators.regime import Regime
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
 from sdcontrol.logs import EventLog
@@ -149,6 +150,12 @@ class OnlineCost:
         """See `price.TabledCost`."""
         beside = self.overhead_seconds()
         return self._forward.table(first_tokens, most_draft_tokens, kv_tokens, num_requests, beside)
+
+    def terms(self, kv_tokens: float, num_requests: int, families: tuple[str, ...]) -> StepTerms:
+        """See `price.TermedCost`."""
+        forward = self._forward
+        pricing = forward.pricing(kv_tokens, num_requests)
+        return StepTerms(pricing, forward.edges, self.overhead_seconds(), self.lines(families))
 
     def lines(self, families: tuple[str, ...]) -> FloatArray:
         """See `price.TabledCost`; kept until the next measurement."""

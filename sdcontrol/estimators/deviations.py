@@ -14,6 +14,7 @@ __all__ = [
     "DEVIATION_VARIANCE",
     "GIVEN",
     "MEAN",
+    "MOST_VARIANCE",
     "ODDS_RATIO",
     "TESTED",
     "TREND",
@@ -23,16 +24,17 @@ __all__ = [
 
 IntArray = NDArray[np.int64]
 
-DEVIATION_VARIANCE = 1.0  # of requests around the average of an arm, in squared log-odds, at most
+DEVIATION_VARIANCE = 1.0  # of requests around the average of an arm, in squared log-odds, at first
+MOST_VARIANCE = 4.0  # the same, of an arm that some requests accept nearly always and others never
 _KEEP_STEPS = 512  # an absent request may be forgotten after this many steps
 _FIRST_SLOTS = 64
 
 MEAN = 0  # log-odds beside the average
-VARIANCE = 1
+VARIANCE = 1  # no more than that of the arm, whatever stands here
 TREND = 2  # running mean of standardised errors
 ODDS_RATIO = 3  # exp(mean)
 GIVEN = 4  # tokens lately given to the average
-_BLANK = (0.0, DEVIATION_VARIANCE, 0.0, 1.0, 0.0)
+_BLANK = (0.0, MOST_VARIANCE, 0.0, 1.0, 0.0)
 
 TESTED, ACCEPTED = 0, 1
 
@@ -68,7 +70,8 @@ class Deviations:
         """`slots`, after giving one to every new request of the view."""
         slots = self.slots(view)
         if not slots.all():
-            new = [request.id for request in view.requests if request.id not in self._slot_of]
+            ids = dict.fromkeys([request.id for request in view.requests])
+            new = [request_id for request_id in ids if request_id not in self._slot_of]
             if len(new) > len(self._free):
                 self._forget_absent(view.step)
             if len(new) > len(self._free):

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sdcontrol.compiled import compiled
 from sdcontrol.core import Cost, FloatArray
 from sdcontrol.estimators.loads import VerifyLoad, is_plausible
+from sdcontrol.estimators.pricing import Pricing, featured, padded, priced, read_off, tabled
 from sdcontrol.estimators.regression import OnlineRegression
 from sdcontrol.estimators.staircase import Staircase, interpolated, token_grid
 
@@ -29,10 +29,6 @@ _FAMILIAR_STEPS = 2  # measurements of a load before a surprise there is an outl
 _MOST_SEEN = 1024
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
 _MOST_KEPT = 64
-_PRICING = "UniTuple(float64[::1], 4), UniTuple(float64, 2), float64[::1]"
-_Pricing = tuple[
-    tuple[FloatArray, FloatArray, FloatArray, FloatArray], tuple[float, float], FloatArray
-]
 
 
 class LearntForward:
@@ -51,6 +47,11 @@ class LearntForward:
         self._seen: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], FloatArray] = {}
         self._table: tuple[float, int, FloatArray] | None = None
+
+    @property
+    def edges(self) -> FloatArray:
+        """Sizes that tokens are padded to, ascending."""
+        return self._edges
 
     @property
     def is_measured(self) -> bool:
@@ -73,7 +74,7 @@ class LearntForward:
     def seconds(self, num_tokens: FloatArray, kv_tokens: float, num_requests: int) -> FloatArray:
         """Positive, non-decreasing in tokens and KV tokens; same shape as `num_tokens`."""
         table = self._seconds_on_grid(kv_tokens, num_requests)
-        tokens = _padded(np.ascontiguousarray(num_tokens.ravel()), self._edges)
+        tokens = padded(np.ascontiguousarray(num_tokens.ravel()), self._edges)
         return interpolated(tokens, self._grid, table).reshape(num_tokens.shape)
 
     def table(
@@ -82,9 +83,9 @@ class LearntForward:
         """Seconds of `first_tokens` and up to `most_more` more, `[most_more + 1]`, and `beside`."""
         if self._is_kept(kv_tokens, num_requests):
             tables = self._grid, self._seconds_on_grid(kv_tokens, num_requests), self._edges
-            return _read_off(tables, float(first_tokens), most_more, beside)
-        table, seconds = _tabled(
-            *self._pricing(kv_tokens, num_requests),
+            return read_off(tables, float(first_tokens), most_more, beside)
+        table, seconds = tabled(
+            *self.pricing(kv_tokens, num_requests),
             (float(kv_tokens), float(num_requests)),
             (self._edges, float(first_tokens), most_more, beside),
         )
@@ -129,23 +130,23 @@ class LearntForward:
     def _features(self, load: VerifyLoad) -> FloatArray:
         kv, requests = float(load.kv_tokens), float(load.num_requests)
         low, high, share = self._nearest_priors(kv, load.num_requests)
-        return _featured(
+        return featured(
             (self._grid, low, high, self._edges), share, float(load.num_tokens), kv, requests
         )
 
     def _seconds_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:
         """Seconds at every point of the token grid, `[grid]`; kept for the next call."""
         if self._table is None or not self._is_kept(kv_tokens, num_requests):
-            pricing = self._pricing(kv_tokens, num_requests)
-            seconds = _priced(*pricing, (float(kv_tokens), float(num_requests)))
+            pricing = self.pricing(kv_tokens, num_requests)
+            seconds = priced(*pricing, (float(kv_tokens), float(num_requests)))
             self._table = (kv_tokens, num_requests, seconds)
         return self._table[2]
 
     def _is_kept(self, kv_tokens: float, num_requests: int) -> bool:
         return self._table is not None and self._table[:2] == (kv_tokens, num_requests)
 
-    def _pricing(self, kv_tokens: float, num_requests: int) -> _Pricing:
-        """What `_priced` takes beside the load."""
+    def pricing(self, kv_tokens: float, num_requests: int) -> Pricing:
+        """What prices at a load are computed from."""
         regression = self._regression
         below, above, share = self._nearest_priors(kv_tokens, num_requests)
         tables = self._grid, below, above, self._stairs.correction
@@ -178,89 +179,3 @@ class LearntForward:
             seconds = self._prior.verify_seconds(self._grid, kv_tokens, num_requests)
             self._kept[key] = np.full(self._grid.shape, seconds, dtype=float)
         return self._kept[key]
-
-
-@compiled("float64[::1](float64[::1], float64[::1])")
-def _padded(tokens: FloatArray, edges: FloatArray) -> FloatArray:
-    """The sizes that `tokens` are padded to."""
-    padded = tokens.copy()
-    for i in range(len(tokens)):
-        for edge in edges:
-            if edge >= tokens[i]:
-                padded[i] = edge
-                break
-    return padded
-
-
-@compiled("float64[::1](UniTuple(float64[::1], 3), float64, int64, float64)")
-def _read_off(
-    tables: tuple[FloatArray, FloatArray, FloatArray],
-    first_tokens: float,
-    most_more: int,
-    beside: float,
-) -> FloatArray:
-    """Seconds at every count from `first_tokens` on, and `beside`; of grid, seconds and edges."""
-    grid, seconds, edges = tables
-    tokens = np.arange(first_tokens, first_tokens + most_more + 0.5)
-    return interpolated(_padded(tokens, edges), grid, seconds) + beside
-
-
-@compiled("float64[::1](UniTuple(float64[::1], 4), float64, float64, float64, float64)")
-def _featured(
-    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
-    share: float,
-    num_tokens: float,
-    kv_tokens: float,
-    num_requests: float,
-) -> FloatArray:
-    """Prior, 1, T, V, B, T V / B; `tables` are the grid, the prior at two KV counts, and edges."""
-    grid, low, high, edges = tables
-    tokens = _padded(np.full(1, num_tokens), edges)
-    prior = interpolated(tokens, grid, low + share * (high - low))[0]
-    per_request = tokens[0] * kv_tokens / max(num_requests, 1.0)
-    return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request])
-
-
-@compiled(f"float64[::1]({_PRICING}, UniTuple(float64, 2))")
-def _priced(
-    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
-    weights: tuple[float, float],
-    coefficients: FloatArray,
-    load: tuple[float, float],  # KV tokens, requests
-) -> FloatArray:
-    """Seconds on the token grid; positive and non-decreasing. All arrays are `[grid]`.
-
-    `tables` are the grid, the prior at two KV counts and the stairs; `weights` that of the second
-    prior and that of the stairs.
-    """
-    grid, low_prior, high_prior, correction = tables
-    (share, scale), (kv_tokens, num_requests) = weights, load
-    c = coefficients
-    fixed = c[1] + c[3] * kv_tokens + c[4] * num_requests
-    per_token = c[2] + c[5] * kv_tokens / max(num_requests, 1.0)
-    seconds = np.empty(len(grid))
-    for i in range(len(grid)):
-        prior = low_prior[i] + share * (high_prior[i] - low_prior[i])
-        seconds[i] = fixed + per_token * grid[i] + c[0] * prior + scale * correction[i]
-    least = 0.01 * abs(seconds[len(grid) // 2]) + 1e-9
-    for i in range(len(grid)):
-        least = max(least, seconds[i])
-        seconds[i] = least
-    return seconds
-
-
-@compiled(
-    f"UniTuple(float64[::1], 2)({_PRICING}, UniTuple(float64, 2), "
-    "Tuple((float64[::1], float64, int64, float64)))"
-)
-def _tabled(
-    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
-    weights: tuple[float, float],
-    coefficients: FloatArray,
-    load: tuple[float, float],
-    asked: tuple[FloatArray, float, int, float],  # edges, and the rest of what `_read_off` takes
-) -> tuple[FloatArray, FloatArray]:
-    """What `_read_off` and `_priced` give, in one call."""
-    seconds = _priced(tables, weights, coefficients, load)
-    edges, first_tokens, most_more, beside = asked
-    return _read_off((tables[0], seconds, edges), first_tokens, most_more, beside), seconds

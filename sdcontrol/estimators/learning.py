@@ -14,9 +14,9 @@ from sdcontrol.core import FloatArray
 from sdcontrol.estimators.averages import shrink
 from sdcontrol.estimators.deviations import (
     ACCEPTED,
-    DEVIATION_VARIANCE,
     GIVEN,
     MEAN,
+    MOST_VARIANCE,
     ODDS_RATIO,
     TESTED,
     TREND,
@@ -74,7 +74,7 @@ def _spread(variance: float, state: FloatArray) -> float:
     """The variance of requests around the average, after one of them: a step of EM, online."""
     seen = state[MEAN] ** 2 + state[VARIANCE]
     variance += _VARIANCE_RATE * (seen - variance)
-    return min(max(variance, _LEAST_VARIANCE), DEVIATION_VARIANCE)
+    return min(max(variance, _LEAST_VARIANCE), MOST_VARIANCE)
 
 
 @compiled("void(float64[:, ::1], float64[:, ::1], float64, float64)")

@@ -10,23 +10,36 @@ Knows nothing of how survival and cost are estimated, nor of how a plan is found
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Protocol, TypeGuard
+from typing import NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
 from sdcontrol.core import BatchView, Cost, FloatArray, Plan, RequestView, family_of
+from sdcontrol.estimators.pricing import Pricing
 
 __all__ = [
+    "StepTerms",
     "TabledCost",
+    "TermedCost",
     "catch_up_seconds",
     "catch_up_tokens",
     "drafting_seconds",
     "expected_gain",
+    "has_terms",
     "is_tabled",
     "round_kv_tokens",
     "sparse_budget",
     "step_seconds",
 ]
+
+
+class StepTerms(NamedTuple):
+    """What the prices of a step are computed from. Do not write."""
+
+    pricing: Pricing  # see `forward.tabled`
+    edges: FloatArray  # sizes that tokens are padded to
+    beside: float  # seconds beside the forward
+    lines: FloatArray  # see `TabledCost.lines`
 
 
 class TabledCost(Cost, Protocol):
@@ -46,6 +59,19 @@ class TabledCost(Cost, Protocol):
         catch-up's, constant and per token.
         """
         ...
+
+
+class TermedCost(TabledCost, Protocol):
+    """A cost that says what its prices are computed from, for whoever computes them elsewhere."""
+
+    def terms(self, kv_tokens: float, num_requests: int, families: tuple[str, ...]) -> StepTerms:
+        """Of steps at this load."""
+        ...
+
+
+def has_terms(cost: Cost) -> TypeGuard[TermedCost]:
+    """Whether a cost is a `TermedCost`."""
+    return hasattr(cost, "terms")
 
 
 def is_tabled(cost: Cost) -> TypeGuard[TabledCost]:

@@ -9,10 +9,11 @@ from typing import Literal
 from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
+from sdcontrol.policies.at_once import Answered, answer_at_once
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing, is_probe
-from sdcontrol.policies.problem import Answer, Problem
+from sdcontrol.policies.problem import Problem
 from sdcontrol.policies.reading import read, read_drafted, to_choices, without_prefill
 
 __all__ = ["Goodput", "GoodputConfig"]
@@ -51,12 +52,20 @@ class Goodput(Policy):
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The plan of most expected tokens per second, and now and then a probe."""
-        problem = read(view, belief, self.catch_up_horizon_tokens) if view.requests else None
+        if not view.requests:
+            return Plan.off(view)
+        horizon, may_probe = self.catch_up_horizon_tokens, self.probing.looks(view)
+        answered = None if may_probe else answer_at_once(view, belief, horizon)
+        if answered is not None:
+            return _plan(answered)
+        problem = read(view, belief, horizon)
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
         answer = maximise(problem, _rate(view, belief, problem))
-        plan = Plan(to_choices(problem, answer), _reason(problem, answer))
-        return self.probing.probe(view, plan, problem, answer)
+        verify = problem.verify
+        prices = verify.item(0), verify.item(-1), len(verify) - 1
+        plan = _plan(Answered(problem.arms, problem.lengths, answer, prices))
+        return self.probing.probe(view, plan, problem, answer) if may_probe else plan
 
     def may_repeat(self, plan: Plan) -> bool:
         """Whether `plan` may stand for another step; one that tries an arm may not."""
@@ -101,14 +110,15 @@ def _rate(view: BatchView, belief: Belief, problem: Problem) -> float | None:
     return maximise(without_prefill(problem, view, belief.cost)).rate
 
 
-def _reason(problem: Problem, answer: Answer) -> str:
-    """In words: what bounds the step, and the tokens per second to expect."""
-    first, last = problem.verify.item(0), problem.verify.item(-1)
-    bound = _bound(first, last, len(problem.verify) - 1, problem.batch)
-    return (
-        f"goodput: {bound}, {answer.rate:.4g} tokens/s expected, "
-        f"{problem.batch / first:.4g} without drafts"
+def _plan(answered: Answered) -> Plan:
+    """The plan, and in words what bounds the step, and the tokens per second to expect."""
+    arms, lengths, answer, (first, last, drafts) = answered
+    batch = len(answer.length)
+    bound = _bound(first, last, drafts, batch)
+    reason = (
+        f"goodput: {bound}, {answer.rate:.4g} tokens/s expected, {batch / first:.4g} without drafts"
     )
+    return Plan(to_choices(arms, lengths, answer), reason)
 
 
 def _bound(first: float, last: float, drafts: int, batch: int) -> str:

@@ -32,9 +32,9 @@ from sdcontrol.policies.search import (
     value,
 )
 
-__all__ = ["maximise"]
+__all__ = ["TABLES", "maximise", "search"]
 
-_TABLES = (
+TABLES = (
     "Tuple((float64[:,:,::1], int64[:,::1], int64[::1], float64[::1], "
     "float64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
 )
@@ -53,20 +53,20 @@ def maximise(problem: Problem, rate: float | None = None) -> Answer:
 
     Raises `PlanError` where the problem holds a number that is not finite.
     """
-    answer = Answer(*_search(problem.tables, rate or 0.0, rate is not None))
+    answer = Answer(*search(problem.tables, rate or 0.0, rate is not None))
     if answer.seconds < 0.0:
         raise PlanError("survival or cost is not finite; a belief must hold finite numbers only")
     return answer
 
 
-@compiled(f"bool_({_TABLES})")
+@compiled(f"bool_({TABLES})")
 def _is_finite(tables: Tables) -> bool:
     gain, _, _, verify, rounds, reading, catch_up, _ = tables
     total = gain.sum() + verify.sum() + rounds.sum() + reading.sum() + catch_up.sum()
     return bool(np.isfinite(total))
 
 
-@compiled(f"{PRICED}({_TABLES}, float64)")
+@compiled(f"{PRICED}({TABLES}, float64)")
 def _price(tables: Tables, rate: float) -> Priced:
     """The problem in tokens, at `rate` tokens per second."""
     gain, limit, family, verify, rounds, reading, catch_up, drafted = tables
@@ -83,7 +83,7 @@ def _price(tables: Tables, rate: float) -> Priced:
     return own, rate * verify, rate * rounds, drafted
 
 
-@compiled(f"Tuple((int64[::1], float64, float64))({_TABLES}, {STATE}, float64)")
+@compiled(f"Tuple((int64[::1], float64, float64))({TABLES}, {STATE}, float64)")
 def _evaluate(tables: Tables, state: State, rate: float) -> tuple[IntArray, float, float]:
     """The arm of each request, and the expected tokens and seconds of the plan."""
     gain, limit, family, verify, rounds, reading, catch_up, drafted = tables
@@ -109,7 +109,7 @@ def _evaluate(tables: Tables, state: State, rate: float) -> tuple[IntArray, floa
     return arm, total, seconds
 
 
-@compiled(f"float64({_TABLES})")
+@compiled(f"float64({TABLES})")
 def _uniform_rate(tables: Tables) -> float:
     """About the best rate of one arm and one length for all."""
     gain, _, family, verify, rounds, _, _, _ = tables
@@ -158,7 +158,7 @@ def _open_often(priced: Priced, caps: IntArray, token_price: float, is_alone: bo
     return best
 
 
-@compiled(f"float64({_TABLES}, {STATE}, float64, bool_, int64)")
+@compiled(f"float64({TABLES}, {STATE}, float64, bool_, int64)")
 def _polish(tables: Tables, best: State, rate: float, is_given: bool, tries: int) -> float:
     """Shift and kick the plan until nothing helps; the rate that it ends at."""
     priced, is_thorough = _price(tables, rate), tries >= _THOROUGH
@@ -174,7 +174,7 @@ def _polish(tables: Tables, best: State, rate: float, is_given: bool, tries: int
     return rate
 
 
-@compiled(f"Tuple(({STATE}, float64))({_TABLES}, float64, bool_, int64, bool_)")
+@compiled(f"Tuple(({STATE}, float64))({TABLES}, float64, bool_, int64, bool_)")
 def _climb(
     tables: Tables, rate: float, is_given: bool, tries: int, is_alone: bool
 ) -> tuple[State, float]:
@@ -203,8 +203,8 @@ def _climb(
     return best, rate
 
 
-@compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({_TABLES}, float64, bool_)")
-def _search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntArray, float, float]:
+@compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({TABLES}, float64, bool_)")
+def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntArray, float, float]:
     """Arms, lengths, tokens and seconds; negative seconds where the problem is not finite."""
     requests, families, lengths = tables[0].shape[1], len(tables[4]), tables[0].shape[2]
     if not _is_finite(tables):

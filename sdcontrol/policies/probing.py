@@ -103,14 +103,19 @@ class Probing:
             self._spent[probed] = self._spent.get(probed, 0.0) + price
             self._confirmed[probed] = self._confirmed.get(probed, 0) + 1
 
-    def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
-        """`plan`, or where the allowance pays for it, `plan` with one request trying an arm."""
-        is_look = self._num_observed <= _EAGER_STEPS or view.step % _STEPS_PER_LOOK == 0
-        if view.prefill_tokens or not is_look:
-            return plan
+    def looks(self, view: BatchView) -> bool:
+        """Whether this step is one to look for something to try."""
+        is_due = self._num_observed <= _EAGER_STEPS or view.step % _STEPS_PER_LOOK == 0
+        if view.prefill_tokens or not is_due:
+            return False
         self._count()
-        if self._allowance <= 0.0:
-            return plan
+        return self._allowance > 0.0
+
+    def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
+        """`plan`, or where the allowance pays for it, `plan` with one request trying an arm.
+
+        To be asked in a step that `looks`.
+        """
         drafting = set(answer.arm[answer.length > 0].tolist())
         off = [
             (family_of(arm) in self._measured, self._spent.get(arm, 0.0), a)

@@ -11,18 +11,18 @@ import numpy as np
 
 from sdcontrol.columns import NO_LIMIT, columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
-from sdcontrol.estimators.acceptance import Survival
 from sdcontrol.estimators.price import is_tabled, sparse_budget
+from sdcontrol.estimators.survival import Survival
 from sdcontrol.policies.posing import Posed, Prices, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
-__all__ = ["read", "read_drafted", "to_choices", "without_prefill"]
+__all__ = ["Layout", "layout_of", "read", "read_drafted", "to_choices", "without_prefill"]
 
 
 _NO_TABLE: FloatArray = np.zeros((0, 0))
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """What follows from the arms' names alone."""
 
     arms: tuple[str, ...]  # neighbours where they share a family
@@ -39,7 +39,7 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     c * (most tokens that the step can emit) / min(remaining tokens, horizon), at most c.
     """
     columns, cost = columns_of(view), belief.cost
-    layout = _layout(columns.arms, tuple(belief.survival))
+    layout = layout_of(columns.arms, tuple(belief.survival))
     survival = _stack(layout.arms, belief.survival)
     if not survival.size:
         return None
@@ -78,7 +78,7 @@ def read_drafted(
     """
     columns = columns_of(view)
     offered = tuple(dict.fromkeys(c.drafter for c in plan.choices if c.drafter is not None))
-    layout = _layout(offered, tuple(belief.survival))
+    layout = layout_of(offered, tuple(belief.survival))
     if not layout.arms:
         return None
     index_of = {arm: a for a, arm in enumerate(layout.arms)}
@@ -112,9 +112,9 @@ def without_prefill(problem: Problem, view: BatchView, cost: Cost) -> Problem:
     return problem._replace(verify=verify + spent)
 
 
-def to_choices(problem: Problem, answer: Answer) -> tuple[Choice, ...]:
-    """The choices of `answer`, one per request."""
-    table = _choices(problem.arms, problem.lengths)
+def to_choices(arms: tuple[str, ...], lengths: int, answer: Answer) -> tuple[Choice, ...]:
+    """The choices of `answer` to a problem of these arms and lengths, one per request."""
+    table = _choices(arms, lengths)
     pairs = zip(answer.arm.tolist(), answer.length.tolist(), strict=True)
     return tuple([table[arm][length] for arm, length in pairs])
 
@@ -145,7 +145,7 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
     return np.asarray(seconds, dtype=np.float64)
 
 
-def _prices(layout: _Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Prices:
+def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Prices:
     """Seconds of rounds, and of rounds and catch-up along lines; a table of rounds goes first."""
     if is_tabled(cost):
         return _NO_TABLE, cost.lines(layout.families)
@@ -173,12 +173,13 @@ def _catch_up_line(cost: Cost, family: str, lags: IntArray) -> tuple[float, floa
 
 
 @cache
-def _layout(offered: tuple[str, ...], believed: tuple[str, ...]) -> _Layout:
+def layout_of(offered: tuple[str, ...], believed: tuple[str, ...]) -> Layout:
+    """The layout of a step that offers arms, for those of which something is believed."""
     known = [arm for arm in offered if arm in believed]
     families = tuple(dict.fromkeys(map(family_of, known)))
     arms = tuple(sorted(known, key=lambda arm: families.index(family_of(arm))))
     budgets = [sparse_budget(arm) for arm in arms]
-    return _Layout(
+    return Layout(
         arms=arms,
         families=families,
         family=np.array([families.index(family_of(arm)) for arm in arms], dtype=np.int64),

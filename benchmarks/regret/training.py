@@ -1,0 +1,43 @@
+"""What the learned policy of a case learns from: recorded runs that nobody scores.
+
+Seeds are others than those of any block, and so are prompts where acceptance is real. What is fitted
+is what `sdcontrol train` fits to traces of such runs. Knows no scores.
+"""
+
+from benchmarks.regret.rig import Arm, Rig
+from benchmarks.regret.scoring import ADAPTIVE
+from sdcontrol.controller import Controller
+from sdcontrol.core import Observation
+from sdcontrol.policies.learned_model import LearnedModel, fit
+
+__all__ = ["trained_model"]
+
+_FIRST_BLOCK = 1000
+_ARMS = (ADAPTIVE, ADAPTIVE, "static:draft_model:2", "static:ngram:4")
+"""As traffic would have left: mostly what decides for itself, and settings tried before."""
+
+
+class _Keeping(Controller):
+    """Keeps what it observes."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(policy)
+        self.observations: list[Observation] = []
+
+    def observe(self, observation: Observation) -> None:
+        """Learn, and keep."""
+        self.observations.append(observation)
+        super().observe(observation)
+
+
+def trained_model(rig: Rig) -> LearnedModel:
+    """Fitted to every phase of a workload, or to each arm in a group of a cell's prompts."""
+    runs = []
+    for number, policy in enumerate(_ARMS):
+        keeper = _Keeping(policy)
+        arm = Arm(policy, policy)
+        arm.controller = keeper
+        for phase in rig.case.phases_of(2 * number + 1):
+            rig.run(arm, phase, _FIRST_BLOCK + number, is_training=True)
+        runs.append(keeper.observations)
+    return fit(runs)

@@ -1,0 +1,103 @@
+"""Prices of a forward, from coefficients and tables: loops, compiled.
+
+Knows nothing of how those were learnt; the formula is described in `forward`.
+"""
+
+import numpy as np
+
+from sdcontrol.compiled import compiled
+from sdcontrol.core import FloatArray
+from sdcontrol.estimators.staircase import interpolated
+
+__all__ = ["PRICING", "Pricing", "featured", "padded", "priced", "read_off", "tabled"]
+
+PRICING = "UniTuple(float64[::1], 4), UniTuple(float64, 2), float64[::1]"
+Pricing = tuple[
+    tuple[FloatArray, FloatArray, FloatArray, FloatArray], tuple[float, float], FloatArray
+]
+
+
+@compiled("float64[::1](float64[::1], float64[::1])")
+def padded(tokens: FloatArray, edges: FloatArray) -> FloatArray:
+    """The sizes that `tokens` are padded to."""
+    padded = tokens.copy()
+    for i in range(len(tokens)):
+        for edge in edges:
+            if edge >= tokens[i]:
+                padded[i] = edge
+                break
+    return padded
+
+
+@compiled("float64[::1](UniTuple(float64[::1], 3), float64, int64, float64)")
+def read_off(
+    tables: tuple[FloatArray, FloatArray, FloatArray],
+    first_tokens: float,
+    most_more: int,
+    beside: float,
+) -> FloatArray:
+    """Seconds at every count from `first_tokens` on, and `beside`; of grid, seconds and edges."""
+    grid, seconds, edges = tables
+    tokens = np.arange(first_tokens, first_tokens + most_more + 0.5)
+    return interpolated(padded(tokens, edges), grid, seconds) + beside
+
+
+@compiled("float64[::1](UniTuple(float64[::1], 4), float64, float64, float64, float64)")
+def featured(
+    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    share: float,
+    num_tokens: float,
+    kv_tokens: float,
+    num_requests: float,
+) -> FloatArray:
+    """Prior, 1, T, V, B, T V / B; `tables` are the grid, the prior at two KV counts, and edges."""
+    grid, low, high, edges = tables
+    tokens = padded(np.full(1, num_tokens), edges)
+    prior = interpolated(tokens, grid, low + share * (high - low))[0]
+    per_request = tokens[0] * kv_tokens / max(num_requests, 1.0)
+    return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request])
+
+
+@compiled(f"float64[::1]({PRICING}, UniTuple(float64, 2))")
+def priced(
+    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    weights: tuple[float, float],
+    coefficients: FloatArray,
+    load: tuple[float, float],  # KV tokens, requests
+) -> FloatArray:
+    """Seconds on the token grid; positive and non-decreasing. All arrays are `[grid]`.
+
+    `tables` are the grid, the prior at two KV counts and the stairs; `weights` that of the second
+    prior and that of the stairs.
+    """
+    grid, low_prior, high_prior, correction = tables
+    (share, scale), (kv_tokens, num_requests) = weights, load
+    c = coefficients
+    fixed = c[1] + c[3] * kv_tokens + c[4] * num_requests
+    per_token = c[2] + c[5] * kv_tokens / max(num_requests, 1.0)
+    seconds = np.empty(len(grid))
+    for i in range(len(grid)):
+        prior = low_prior[i] + share * (high_prior[i] - low_prior[i])
+        seconds[i] = fixed + per_token * grid[i] + c[0] * prior + scale * correction[i]
+    least = 0.01 * abs(seconds[len(grid) // 2]) + 1e-9
+    for i in range(len(grid)):
+        least = max(least, seconds[i])
+        seconds[i] = least
+    return seconds
+
+
+@compiled(
+    f"UniTuple(float64[::1], 2)({PRICING}, UniTuple(float64, 2), "
+    "Tuple((float64[::1], float64, int64, float64)))"
+)
+def tabled(
+    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    weights: tuple[float, float],
+    coefficients: FloatArray,
+    load: tuple[float, float],
+    asked: tuple[FloatArray, float, int, float],  # edges, and the rest of what `read_off` takes
+) -> tuple[FloatArray, FloatArray]:
+    """What `read_off` and `priced` give, in one call."""
+    seconds = priced(tables, weights, coefficients, load)
+    edges, first_tokens, most_more, beside = asked
+    return read_off((tables[0], seconds, edges), first_tokens, most_more, beside), seconds

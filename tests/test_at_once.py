@@ -1,0 +1,85 @@
+"""One compiled call answers what the steps one by one answer."""
+
+import numpy as np
+import pytest
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import BatchView, Belief, Hint, Observation, RequestView, Timing, family_of
+from sdcontrol.policies.at_once import answer_at_once
+from sdcontrol.policies.maximise import maximise
+from sdcontrol.policies.reading import read
+
+ARMS = ("draft_model", "ngram", "sparse_kv:128", "ngram:b", "sparse_kv:64")
+HORIZON = 64
+
+
+def drawn_view(rng: np.random.Generator, step: int, batch: int) -> BatchView:
+    """Requests with menus and hints of their own, some that may not draft at all."""
+    requests = []
+    for r in range(batch):
+        menu = tuple(arm for arm in ARMS if rng.random() < 0.8) if rng.random() < 0.5 else ARMS
+        hints = {
+            "ngram": Hint(int(rng.integers(0, 20)), int(rng.integers(0, 30))),
+            "draft_model": Hint(None, None, None, int(rng.integers(0, 50))),
+            "sparse_kv:64": Hint(confidence=float(rng.random())),
+        }
+        told = {arm: hint for arm, hint in hints.items() if rng.random() < 0.7}
+        left = int(rng.choice([1, 2, 5, 500]))
+        requests.append(
+            RequestView(str(r), int(rng.integers(8, 4000)), step, left, 0.0, menu, told)
+        )
+    return BatchView(step, tuple(requests), int(rng.choice([0, 3, 40, 10000])))
+
+
+def outcome(rng: np.random.Generator, controller: Controller, view: BatchView) -> Observation:
+    """The controller's plan, accepted and timed at random."""
+    plan = controller.plan(view)
+    lengths = tuple(choice.num_draft_tokens for choice in plan.choices)
+    accepted = tuple(int(rng.integers(0, n + 1)) for n in lengths)
+    emitted = tuple(n + 1 for n in accepted)
+    drafting = {
+        family_of(c.drafter): float(rng.uniform(1e-3, 4e-3)) for c in plan.choices if c.drafter
+    }
+    timing = Timing(drafting, float(rng.uniform(5e-3, 2e-2)), 1e-4, 1e-4)
+    return Observation(view, plan, lengths, lengths, accepted, emitted, timing)
+
+
+@pytest.mark.parametrize("edges", [(), (8, 16, 32, 64, 128)])
+@pytest.mark.parametrize("batch", [1, 2, 5, 17])
+def test_one_call_answers_what_the_steps_one_by_one_answer(
+    batch: int, edges: tuple[int, ...]
+) -> None:
+    rng, num_answered = np.random.default_rng(batch), 0
+    controller = Controller("goodput", token_edges=edges, clock=None)
+    for step in range(60):
+        view = drawn_view(rng, step, batch)
+        belief = controller.belief(view)
+        answered = answer_at_once(view, belief, HORIZON)
+        problem = read(view, belief, HORIZON)
+        if answered is None:
+            assert problem is None
+            continue
+        num_answered += 1
+        assert problem is not None
+        expected, answer = maximise(problem), answered.answer
+        assert answered.arms == problem.arms
+        assert answered.lengths == problem.lengths
+        assert answer.arm.tolist() == expected.arm.tolist()
+        assert answer.length.tolist() == expected.length.tolist()
+        assert answer[2:] == pytest.approx(expected[2:], rel=1e-12)
+        first, last, most = answered.prices
+        assert first == pytest.approx(problem.verify[0], rel=1e-12)
+        assert last == pytest.approx(problem.verify[-1], rel=1e-12)
+        assert most == len(problem.verify) - 1
+        controller.observe(outcome(rng, controller, view))
+    assert num_answered > 40
+
+
+def test_other_beliefs_and_steps_with_a_prompt_are_left_to_the_steps_one_by_one() -> None:
+    rng, controller = np.random.default_rng(0), Controller("goodput", clock=None)
+    view = drawn_view(rng, 0, 3)
+    belief = controller.belief(view)
+    assert answer_at_once(view, belief, HORIZON) is not None
+    assert answer_at_once(view, Belief(dict(belief.survival), belief.cost), HORIZON) is None
+    prompt = BatchView(0, view.requests, view.free_kv_tokens, prefill_tokens=7)
+    assert answer_at_once(prompt, controller.belief(prompt), HORIZON) is None

@@ -1,0 +1,99 @@
+"""Several steps learnt at once are learnt as one by one."""
+
+import numpy as np
+import pytest
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.errors import ObservationError
+from sdcontrol.estimators.acceptance import AcceptanceEstimator
+from sdcontrol.estimators.merging import merged
+
+ARMS = ("ngram", "draft_model")
+
+
+def step_of(rng: np.random.Generator, step: int, ids: str, *, has_trees: bool) -> Observation:
+    """A step of these requests, whose drafts and outcomes are drawn."""
+    requests = tuple(
+        RequestView(
+            name, 100 + step, step, 500, 0.0, ARMS, {"ngram": Hint(8, int(rng.integers(0, 9)))}
+        )
+        for name in ids
+    )
+    view = BatchView(step, requests, 1000, int(rng.integers(0, 2)))
+    arm = "ngram" if has_trees else "draft_model"
+    lengths = tuple(int(rng.integers(1, 5)) for _ in ids)
+    accepted = tuple(int(rng.integers(0, n + 1)) for n in lengths)
+    trees = [
+        tuple(sorted(rng.permutation(n)[:k].tolist()))
+        for n, k in zip(lengths, accepted, strict=True)
+    ]
+    said = [tuple(rng.random(n).tolist()) for n in lengths]
+    return Observation(
+        view,
+        Plan(tuple(Choice.of(arm, n) for n in lengths)),
+        lengths,
+        lengths,
+        accepted,
+        tuple(n + 1 for n in accepted),
+        Timing({}, 0.01, 0.0, 0.0),
+        accepted_nodes=tuple(trees) if has_trees else None,
+        confidence=None if has_trees else tuple(said),
+        shadow={} if has_trees else {"ngram": tuple(int(rng.integers(0, n + 2)) for n in accepted)},
+    )
+
+
+def test_merged_steps_hold_every_request_of_every_step_in_order() -> None:
+    rng = np.random.default_rng(1)
+    steps = [step_of(rng, n, ids, has_trees=n % 2 == 0) for n, ids in enumerate(("ab", "abc", "c"))]
+    one = merged(steps)
+    one.check()
+    assert [request.id for request in one.view.requests] == list("ababcc")
+    assert one.accepted == tuple(n for step in steps for n in step.accepted)
+    assert one.view.step == 2
+    assert one.shadow == {"ngram": (None, None, *steps[1].shadow["ngram"], None)}
+    assert one.confidence is not None
+    assert [len(row) for row in one.confidence] == [0, 0, *steps[1].proposed, 0]
+    assert one.accepted_nodes is not None
+    assert one.accepted_nodes[2:5] == tuple(tuple(range(n)) for n in steps[1].accepted)
+    assert merged(steps[:1]) is steps[0]
+
+
+def test_a_request_that_comes_often_has_one_place() -> None:
+    rng = np.random.default_rng(2)
+    estimator = AcceptanceEstimator()
+    steps = [step_of(rng, n, "a", has_trees=False) for n in range(4)]
+    estimator.update(merged(steps))
+    new = steps[0].view
+    estimator.update(step_of(rng, 5, "b", has_trees=False))
+    assert len({int(slot) for slot in estimator._requests.slots(new)}) == 1
+    assert len(estimator._requests._slot_of) == 2
+
+
+def test_learning_at_once_comes_near_to_learning_one_by_one() -> None:
+    """Averages follow one step later; what a request deviates by is tracked outcome by outcome."""
+    rng = np.random.default_rng(3)
+    at_once, one_by_one = AcceptanceEstimator(), AcceptanceEstimator()
+    for turn in range(40):
+        steps = [step_of(rng, 4 * turn + n, "ab", has_trees=False) for n in range(4)]
+        at_once.update(merged(steps))
+        for step in steps:
+            one_by_one.update(step)
+    view = steps[-1].view
+    for arm in ARMS:
+        expected = one_by_one.survival(view)[arm]
+        assert at_once.survival(view)[arm] == pytest.approx(expected, abs=0.06)
+
+
+def test_an_observation_that_does_not_fit_its_view_is_refused_at_once_and_loses_nothing() -> None:
+    rng = np.random.default_rng(4)
+    controller = Controller("goodput", clock=None)
+    good = step_of(rng, 0, "ab", has_trees=False)
+    bad = Observation(
+        good.view, good.plan, good.drafted, good.proposed, (1,), good.emitted, good.timing
+    )
+    with pytest.raises(ObservationError, match="1 entries in accepted for 2 requests"):
+        controller.observe(bad)
+    assert controller.num_observed == 0
+    controller.observe(good)
+    assert controller.num_observed == 1
