@@ -18,6 +18,7 @@ from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost, Prediction
 from sdcontrol.estimators.merging import merged
+from sdcontrol.estimators.survival import Survival
 from sdcontrol.logs import EventLog
 from sdcontrol.waiting import Waiting
 
@@ -66,7 +67,7 @@ class Controller:
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
     are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which the
     engine pads a forward (graph buckets), for our own cost. Where steps are so short that its own time
-    would weigh, learning may wait for up to eight of them and a lone request may keep a plan.
+    would weigh, learning may wait for up to eight of them and a few requests may keep their choices.
     """
 
     allows_late_observations = True  # a step may be planned before the last one is observed
@@ -110,6 +111,13 @@ class Controller:
 
     def belief(self, view: BatchView) -> Belief:
         """What is believed of `view` now: survival of drafts, and costs."""
+        belief = self._belief(view)
+        if isinstance(belief.survival, Survival):
+            belief.survival.now()
+        return belief
+
+    def _belief(self, view: BatchView) -> Belief:
+        """The same, whose numbers of ours are computed when they are asked for."""
         if self._believed is None or self._believed[0] is not view:
             survival: Mapping[str, FloatArray]
             if isinstance(self.acceptance, AcceptanceEstimator):  # whose numbers are finite
@@ -128,9 +136,9 @@ class Controller:
                 return _plain(view, fault)
         started = self._clock() if self._clock is not None else 0.0
         try:
-            plan = self._repeated(view)
+            plan = self._waiting.repeated(view) if self._may_repeat is not None else None
             if plan is None:
-                belief = self.belief(view) if self.learns else Belief({}, self.cost)
+                belief = self._belief(view) if self.learns else Belief({}, self.cost)
                 plan = self.policy.plan(view, belief)
                 _check(plan, view)
         except PlanError as error:
@@ -143,10 +151,6 @@ class Controller:
             return self._without(view, "plan_stalled", TimeoutError(took))
         return plan
 
-    def _repeated(self, view: BatchView) -> Plan | None:
-        """The last plan, where the policy lets it stand and a new one would hardly differ."""
-        return None if self._may_repeat is None else self._waiting.repeated(view)
-
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
         """Shorten after (a round of) drafting; never lengthens, only drops suffixes.
 
@@ -156,7 +160,7 @@ class Controller:
         if refine is None or self.is_quarantined or plan.is_off:
             return plan
         try:
-            belief = self.belief(view)
+            belief = self._belief(view)
             survival = self.acceptance.condition(view, plan, confidence, belief.survival)
             given = Belief(_finite(survival), belief.cost)
             shorter: Plan = refine(view, plan, confidence, given)
@@ -176,8 +180,7 @@ class Controller:
         self._count_faults(observation)
         self._believed = None
         if self.learns:
-            may_repeat = self._may_repeat is not None and self._may_repeat(observation.plan)
-            self._waiting.observe(observation, may_repeat=may_repeat)
+            self._waiting.observe(observation, may_repeat=self._may_stand(observation))
             self._unlearnt.append(observation)
             may_wait = self._waiting.may_wait(observation, len(self._unlearnt))
             if not may_wait or self._is_surprised:
@@ -188,6 +191,16 @@ class Controller:
             self.policy.update(observation)
         except Exception as error:
             self._fault(observation.view, "update_raised", error)
+
+    def _may_stand(self, observation: Observation) -> bool:
+        """Whether the policy lets what it chose stand for other steps."""
+        if self._may_repeat is None or self.is_quarantined:
+            return False
+        try:
+            return self._may_repeat(observation.plan)
+        except Exception as error:
+            self._fault(observation.view, "update_raised", error)
+            return False
 
     @property
     def _is_surprised(self) -> bool:
