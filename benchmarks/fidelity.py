@@ -25,8 +25,8 @@ from itertools import combinations
 import numpy as np
 import torch
 
+from benchmarks.keeping import Keeping
 from benchmarks.measuring import write_results
-from sdcontrol.controller import Controller
 from sdcontrol.core import Observation
 from sdcontrol.engine.acceptance_rollouts import acceptance_outcomes
 from sdcontrol.engine.bundled import held_out_prompts, load_bundled, load_bundled_tokenizer
@@ -59,19 +59,6 @@ CONFIG = EngineConfig(kv_tokens=5120, max_batch_size=32)
 PROMPT_TOKENS, NEW_TOKENS = 200, 64
 TURNS = 8  # that every run of a block is divided into
 APART = 1.05
-
-
-class Kept(Controller):
-    """A controller that keeps what it observes."""
-
-    def __init__(self, policy: str) -> None:
-        super().__init__(policy)
-        self.observations: list[Observation] = []
-
-    def observe(self, observation: Observation) -> None:
-        """Learn, and keep."""
-        self.observations.append(observation)
-        super().observe(observation)
 
 
 @dataclass(slots=True)
@@ -127,7 +114,7 @@ class Live:
             self._prompts[kind, batch] = [tokens[:PROMPT_TOKENS] for tokens in ids]
         return self._prompts[kind, batch]
 
-    def engine(self, planner: Kept, kind: str, batch: int) -> Engine:
+    def engine(self, planner: Keeping, kind: str, batch: int) -> Engine:
         """An engine that has these prompts before it."""
         engine = Engine(self.target, drafters=self.drafters, planner=planner, config=CONFIG)
         for number, prompt in enumerate(self.prompts(kind, batch)):
@@ -136,7 +123,7 @@ class Live:
 
     def workload(self, kind: str, batch: int) -> Workload:
         """The judged texts with their acceptance table."""
-        with self.engine(Kept("off"), kind, batch) as engine:
+        with self.engine(Keeping("off"), kind, batch) as engine:
             finished = engine.run()
         requests = [finished[f"r{number}"] for number in range(batch)]
         table = dict(acceptance_outcomes(self.target, self.drafters, requests, config=CONFIG))
@@ -180,7 +167,7 @@ def measure_block(
     A small batch is decoded several times: what interrupts its short run would weigh too much.
     """
     places = [place for place, run in enumerate(runs) for _ in range(max(1, 4 // run.batch))]
-    planners = [Kept(runs[place].policy) for place in places]
+    planners = [Keeping(runs[place].policy) for place in places]
     engines = [
         live.engine(planner, runs[place].kind, runs[place].batch)
         for place, planner in zip(places, planners, strict=True)

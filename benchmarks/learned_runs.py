@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.keeping import Keeping
 from benchmarks.simulated_regret import MACHINES
 from benchmarks.simulated_regret import _workload as made_up_texts
 from sdcontrol.controller import Controller
@@ -53,19 +54,6 @@ SETTINGS = (
 )
 
 
-class _Kept(Controller):
-    """A controller that keeps what it observes."""
-
-    def __init__(self, policy: str) -> None:
-        super().__init__(policy)
-        self.observations: list[Observation] = []
-
-    def observe(self, observation: Observation) -> None:
-        """Learn, and keep."""
-        self.observations.append(observation)
-        super().observe(observation)
-
-
 class Recordings:
     """Runs of the bundled pair on this machine, of all kinds of texts, half of them sampled."""
 
@@ -77,7 +65,7 @@ class Recordings:
 
     def record(self, setting: Setting, seed: int) -> list[Observation]:
         """Decode once, live. No prompt is that of another seed."""
-        planner = _Kept(setting.policy)
+        planner = Keeping(setting.policy)
         room = 2 * setting.batch * (setting.prompt_tokens + setting.new_tokens + 64)
         config = EngineConfig(
             max_batch_size=setting.batch, max_prefill_tokens=_PREFILL_TOKENS, kv_tokens=room

@@ -1,8 +1,9 @@
 """What is measured: cells that stay as they are, workloads that change, and their acceptance rates.
 
 The phases of a workload were chosen by fixed settings alone, measured phase by phase, so that their
-best ones differ; where one is best in all, there is nothing to adapt to. Knows no models and no time. Contexts are multiples of the block size: a prompt is one token longer,
-so that with its blocks in place only that token is left to compute, and the request decodes at once.
+best ones differ; where one is best in all, there is nothing to adapt to. Contexts are multiples of
+the block size: a prompt is one token longer, so that with its blocks in place only that token is left
+to compute, and the request decodes at once. Knows no models and no time.
 """
 
 from collections.abc import Mapping

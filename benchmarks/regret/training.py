@@ -4,10 +4,9 @@ Seeds are others than those of any block, and so are prompts where acceptance is
 is what `sdcontrol train` fits to traces of such runs. Knows no scores.
 """
 
+from benchmarks.keeping import Keeping
 from benchmarks.regret.rig import Arm, Rig
 from benchmarks.regret.scoring import ADAPTIVE
-from sdcontrol.controller import Controller
-from sdcontrol.core import Observation
 from sdcontrol.policies.learned_model import LearnedModel, fit
 
 __all__ = ["trained_model"]
@@ -17,24 +16,11 @@ _ARMS = (ADAPTIVE, ADAPTIVE, "static:draft_model:2", "static:ngram:4")
 """As traffic would have left: mostly what decides for itself, and settings tried before."""
 
 
-class _Keeping(Controller):
-    """Keeps what it observes."""
-
-    def __init__(self, policy: str) -> None:
-        super().__init__(policy)
-        self.observations: list[Observation] = []
-
-    def observe(self, observation: Observation) -> None:
-        """Learn, and keep."""
-        self.observations.append(observation)
-        super().observe(observation)
-
-
 def trained_model(rig: Rig) -> LearnedModel:
     """Fitted to every phase of a workload, or to each arm in a group of a cell's prompts."""
     runs = []
     for number, policy in enumerate(_ARMS):
-        keeper = _Keeping(policy)
+        keeper = Keeping(policy)
         arm = Arm(policy, policy)
         arm.controller = keeper
         for phase in rig.case.phases_of(2 * number + 1):

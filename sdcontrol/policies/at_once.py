@@ -1,8 +1,8 @@
 """From a view to the answer in one compiled call, where belief and cost are our own estimators'.
 
 The steps and the numbers are those of `reading` and `maximise`; what lies between them is not handed
-out. Right after a forward every array that passes between Python and compiled code has to be fetched
-from memory again, so that many small calls take several times as long as one.
+out. Right after a forward whatever passes between Python and compiled code has to be fetched from
+memory again: many small calls take longer than one (docs/log.md says by how much).
 """
 
 from typing import NamedTuple

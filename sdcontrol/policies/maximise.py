@@ -19,7 +19,7 @@ import numpy as np
 from sdcontrol.compiled import compiled
 from sdcontrol.errors import PlanError
 from sdcontrol.policies.opening import open_alone, open_plan
-from sdcontrol.policies.problem import Answer, IntArray, Problem, Tables
+from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 from sdcontrol.policies.search import (
     PRICED,
     STATE,
@@ -32,12 +32,8 @@ from sdcontrol.policies.search import (
     value,
 )
 
-__all__ = ["TABLES", "maximise", "search"]
+__all__ = ["maximise", "search"]
 
-TABLES = (
-    "Tuple((float64[:,:,::1], int64[:,::1], int64[::1], float64[::1], "
-    "float64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
-)
 _CLOSE = 0.01  # of the rate: moved by less, it leaves the rounds open that were
 _MOST_CLIMBS = 5
 _MOST_KICKS = 8

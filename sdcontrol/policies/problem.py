@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 
 from sdcontrol.core import FloatArray
 
-__all__ = ["Answer", "IntArray", "Problem", "Tables"]
+__all__ = ["TABLES", "Answer", "IntArray", "Problem", "Tables"]
 
 IntArray = NDArray[np.int64]
 Tables = tuple[
     FloatArray, IntArray, IntArray, FloatArray, FloatArray, FloatArray, FloatArray, IntArray
 ]
+TABLES = (
+    "Tuple((float64[:,:,::1], int64[:,::1], int64[::1], float64[::1], "
+    "float64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
+)
 
 
 class Problem(NamedTuple):

@@ -10,14 +10,10 @@ import numpy as np
 
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
-from sdcontrol.policies.problem import Answer, IntArray, Problem, Tables
+from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 
 __all__ = ["cheapest", "upside"]
 
-_TABLES = (
-    "Tuple((float64[:,:,::1], int64[:,::1], int64[::1], float64[::1], "
-    "float64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
-)
 _ANSWER = "Tuple((int64[::1], int64[::1], float64))"
 _HOPES = ((1.0, 0.24), (2.0, 0.07))  # spreads above what is believed, and how likely
 _LEAST_RATE = 1e-6
@@ -51,7 +47,7 @@ def upside(
     return float(_upside(problem.tables, plan, a, r, (spread, round_share)))
 
 
-@compiled(f"Tuple((int64, float64))({_TABLES}, {_ANSWER}, int64, int64, int64)")
+@compiled(f"Tuple((int64, float64))({TABLES}, {_ANSWER}, int64, int64, int64)")
 def _cheapest(tables: Tables, plan: _Answer, a: int, r: int, most_tokens: int) -> tuple[int, float]:
     gain, limit, family, verify, rounds, _, catch_up, _ = tables
     arm, length, rate = plan
@@ -70,7 +66,7 @@ def _cheapest(tables: Tables, plan: _Answer, a: int, r: int, most_tokens: int) -
     return best, best_seconds
 
 
-@compiled(f"float64[:,::1]({_TABLES}, int64, float64)")
+@compiled(f"float64[:,::1]({TABLES}, int64, float64)")
 def _hoped(tables: Tables, a: int, ratio: float) -> FloatArray:
     """Gains of arm `a` at `ratio` times the odds of acceptance, `[requests, lengths]`."""
     gain, limit = tables[0], tables[1]
@@ -99,7 +95,7 @@ def _tokens(gain: FloatArray, arm: IntArray, length: IntArray) -> float:
     return tokens
 
 
-@compiled(f"float64({_TABLES}, {_ANSWER}, float64[:,::1], UniTuple(int64, 4), float64)")
+@compiled(f"float64({TABLES}, {_ANSWER}, float64[:,::1], UniTuple(int64, 4), float64)")
 def _rate_with(
     tables: Tables, plan: _Answer, hoped: FloatArray, how: tuple[int, int, int, int], share: float
 ) -> float:
@@ -124,7 +120,7 @@ def _rate_with(
     return float(tokens / seconds)
 
 
-@compiled(f"float64({_TABLES}, {_ANSWER}, int64, int64, UniTuple(float64, 2))")
+@compiled(f"float64({TABLES}, {_ANSWER}, int64, int64, UniTuple(float64, 2))")
 def _upside(tables: Tables, plan: _Answer, a: int, lone: int, doubts: tuple[float, float]) -> float:
     (spread, share), rate, expected = doubts, plan[2], 0.0
     for hope, likelihood in _HOPES:
