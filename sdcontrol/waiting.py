@@ -7,6 +7,7 @@ was given then. Knows nothing of what is learnt or how a plan is made. A fold ov
 all that decides: how long the controller took is what they say, never measured again.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,12 +19,14 @@ __all__ = ["Waiting"]
 _FIRST_STEPS = 64  # of a controller, each of which is news
 _MOST_WAITING = 8  # observations, the last one included
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
-_YOUNG_TOKENS = 8  # generated; before that a request's every step is news
+_YOUNG_STEPS = 4  # of a request, each of which is news
+_YOUNG_TOKENS = 8  # generated; before that a request's choices are not kept
+_MOST_KNOWN = 4096  # requests, of which it is kept that they came
 _MOST_REQUESTS = 4  # of a batch whose plan may be put together from earlier ones
 _PLAN_STEPS = 16  # that a choice may stand for
 _MOST_CHOICES = 256
 _KEPT = "as a few steps ago; "
-_SHARE = 0.01  # of a step, that the controller may take without anything being put off
+_SHARE = 0.015  # of a step, that the controller may take without anything being put off
 _RATE = 0.1
 
 _Key = tuple[object, ...]
@@ -44,6 +47,9 @@ class Waiting:
         self._most_draft_tokens = most_draft_tokens
         self._share = 0.0
         self._steps = 0
+        self._came: set[str] = set()  # requests observed
+        self._present: tuple[str, ...] = ()  # those of the last step
+        self._arrivals: deque[tuple[int, int]] = deque(maxlen=_YOUNG_STEPS)  # step, new requests
         self._made: dict[_Key, _Made] = {}
         self._keyed: tuple[BatchView, list[_Key]] | None = None  # see `_keys`
 
@@ -58,6 +64,7 @@ class Waiting:
         if 0.0 <= share <= 1.0:  # False for NaN
             self._share += _RATE * (share - self._share)
         self._steps += 1
+        self._notice(observation.view)
         if observation.faults or len(self._made) > _MOST_CHOICES:
             self._made.clear()
         plan, step = observation.plan, observation.view.step
@@ -69,9 +76,21 @@ class Waiting:
         """Whether `num_waiting` observations, of which this is the last, may wait for the next."""
         if not self._is_due or num_waiting >= _MOST_WAITING or observation.faults:
             return False
-        requests = observation.view.requests
-        young = [request for request in requests if request.generated_tokens < _YOUNG_TOKENS]
-        return len(young) <= _MOST_YOUNG * len(requests)
+        since = observation.view.step - _YOUNG_STEPS
+        young = sum([num_new for step, num_new in self._arrivals if step > since])
+        return young <= _MOST_YOUNG * len(observation.view.requests)
+
+    def _notice(self, view: BatchView) -> None:
+        """How many requests are there for the first time."""
+        present = tuple([request.id for request in view.requests])
+        if present == self._present:
+            return
+        if len(self._came) > _MOST_KNOWN + len(present):
+            self._came.intersection_update(self._present)
+        new = set(present) - self._came
+        self._came.update(new)
+        self._arrivals.append((view.step, len(new)))
+        self._present = present
 
     def repeated(self, view: BatchView) -> Plan | None:
         """What was chosen when hints last said what they say now; None: make a plan."""

@@ -263,7 +263,7 @@ def test_a_request_that_copies_is_trusted_sooner_after_short_matches_too() -> No
         view = view_of(["a"], step, ("ngram",), ngram=Hint(8, match_tokens=4))
         estimator.update(outcome(view, [8], [8], arm="ngram"))
     after = estimator.survival(short)["ngram"][0]
-    assert (after > before + 0.05).all()
+    assert (after > 1.2 * before).all()
 
 
 def test_a_drafter_that_is_off_is_known_from_its_shadow() -> None:

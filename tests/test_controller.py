@@ -131,15 +131,17 @@ def test_a_policy_may_be_a_name_a_mapping_or_an_object() -> None:
 def test_the_best_drafter_is_found_from_most_starts() -> None:
     """sparse_kv: 4.1 tokens for four drafts of 4 ms; draft_model: 2.8 for four of 1 ms.
 
-    Of 16 starts. After unlucky first drafts a lone request can stay with the second best for long,
-    since probes may take 1 % of the time: 16 of 16 found it when this was written, and 44 of 48.
+    Of 48 starts. After unlucky first drafts a lone request can stay with the second best for long,
+    since probes may take 1 % of the time: 38 of 48 found it when this was written, in 0.83 of the
+    last 50 steps of all.
     """
     shares: list[float] = []
-    for seed in range(16):
+    for seed in range(48):
         observations = driven(Controller("goodput", clock=None), 150, batch=1, seed=seed)
         late = [observation.plan.choices[0] for observation in observations[100:]]
         shares.append(float(np.mean([choice.drafter == "draft_model" for choice in late])))
-    assert sum(share > 0.8 for share in shares) >= 14, shares
+    assert sum(share > 0.8 for share in shares) >= 34, shares
+    assert np.mean(shares) >= 0.75, shares
 
 
 def test_drafts_stop_where_they_do_not_pay() -> None:
@@ -480,19 +482,18 @@ def test_plans_that_try_an_arm_or_are_another_policys_are_not_repeated() -> None
     assert not any(kept(plans))
 
 
-@pytest.mark.parametrize(
-    ("share", "generated", "bunch"), [(0.2, 500, 8), (0.2, 3, 1), (0.005, 500, 1)]
-)
+@pytest.mark.parametrize(("share", "stay", "bunch"), [(0.2, 500, 8), (0.2, 3, 1), (0.005, 500, 1)])
 def test_learning_waits_only_where_it_weighs_and_requests_are_known(
-    share: float, generated: int, bunch: int
+    share: float, stay: int, bunch: int
 ) -> None:
+    """Requests leave after `stay` steps, and new ones take their places."""
     estimator = Counting()
     controller = Controller("goodput", acceptance=estimator)
     rng = np.random.default_rng(2)
     most_unlearnt = 0
     for step in range(120):
         view = view_of(step, 2)
-        requests = tuple(replace(r, generated_tokens=generated) for r in view.requests)
+        requests = tuple(replace(r, id=f"{r.id} {step // stay}") for r in view.requests)
         view = replace(view, requests=requests)
         observation = decoded(view, controller.plan(view), rng)
         seconds = share / (1.0 - share) * observation.timing.verify_seconds

@@ -68,7 +68,7 @@ class Case:
 def _cell(
     batch: int, context: int, kind: str, pair: str, *, tokens: int, dtype: str = "bfloat16"
 ) -> Case:
-    """Small batches take turns through several groups of prompts; the slowest cells have fewer blocks.
+    """Small batches take turns through several groups of prompts.
 
     A lone request's blocks are short and differ, so that there are more of them.
     """
@@ -76,8 +76,7 @@ def _cell(
     groups = {1: 4, 4: 2}.get(batch, 1)
     phases = tuple(PhaseSpec(f"group {g}", batch, context, kind) for g in range(groups))
     budget = 512 if context >= 2048 else 128
-    is_slow = pair == "large" and batch * context > 1 << 15
-    blocks = 20 if batch == 1 else 6 if is_slow else 10
+    blocks = 20 if batch == 1 else 10
     return Case(name, pair, dtype, tokens, blocks, phases, sparse_budget=budget)
 
 

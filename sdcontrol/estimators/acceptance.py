@@ -8,11 +8,11 @@ The model, for request `r`, arm `a`, position `j` and bucket `b` of what the hin
     logit hazard = logit(arm average[a, b, j]) + deviation[r, a]
 
 The arm average is a ratio of counts in which only observed outcomes count: a draft accepted in full
-says nothing of the next position. A request counts ever less as it gives more, and as it deviates
-more, so that one odd request cannot drag the average along. The deviation is a mean-reverting random
-walk, tracked by an extended Kalman filter whose walk widens while its errors keep their sign. Own
-counts per position correct what remains. How far requests lie from the average is learnt too: where
-they are alike, one's own hardly counts. Arms seen to draft trees are counted by node: P(node accepted).
+says nothing of the next position. A request counts ever less as it gives more, the sooner the further
+the arm's requests lie apart, and as it deviates more, so that one odd request cannot drag the average
+along. The deviation has a probability at each of some levels (`levels`), by Bayes' rule; its companions
+tell of it too, where they seem to be of one kind. Own counts per position correct what remains. Arms
+seen to draft trees are counted by node: P(node accepted).
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from sdcontrol.core import BatchView, Confidence, FloatArray, Observation, Plan
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.averages import ArmAverages
 from sdcontrol.estimators.confidence import ConfidenceCalibration, flattened, given
-from sdcontrol.estimators.deviations import VARIANCE, Deviations
+from sdcontrol.estimators.deviations import Deviations
 from sdcontrol.estimators.evidence import (
     KNOWN,
     NO_NODES,
@@ -39,7 +39,8 @@ from sdcontrol.estimators.evidence import (
     prove,
 )
 from sdcontrol.estimators.hints import buckets_of
-from sdcontrol.estimators.learning import learn
+from sdcontrol.estimators.learning import AVERAGES, Averages, learn
+from sdcontrol.estimators.levels import KEPT, Kept
 from sdcontrol.estimators.survival import Survival
 
 __all__ = ["AcceptanceEstimator", "Survival"]
@@ -80,7 +81,7 @@ class AcceptanceEstimator:
         """`survival`, computed when first asked for: to be asked before the next `update`."""
         arms, requests = said_of(view).arms, self._requests
         averages = self._averages.odds, self._is_tree
-        seated = self._slots(view), requests.state, requests.counts, requests.variances
+        seated = requests.seated(self._slots(view)), requests.priors
         depth = min(max_tokens or self.max_draft_tokens, self.max_draft_tokens)
         return Survival(view, arms, (self._index(arms), averages, seated, depth))
 
@@ -96,9 +97,7 @@ class AcceptanceEstimator:
         """Standard deviation of each request's log-odds of acceptance by `arm`, `[requests]`."""
         index = self._averages.index(arm)
         tokens = 1.0 + float(self._averages.tested[index].sum())
-        known = self._requests.state[self._requests.slots(view), index, VARIANCE]
-        variance = np.minimum(known, self._requests.variances[index])
-        spread: FloatArray = np.sqrt(variance + 4.0 / tokens)
+        spread: FloatArray = np.sqrt(self._requests.variance(view, index) + 4.0 / tokens)
         return spread
 
     def condition(
@@ -143,19 +142,11 @@ class AcceptanceEstimator:
         if nodes is not None and not used.isdisjoint(self._trees):
             table = node_table(nodes, self.max_draft_tokens)
         column_of, requests = self._column_of(columns.arms), self._requests
-        slots = self._admit(view)
         _absorb(
             (outcomes.table, _indices(outcomes.shadows), self._index(outcomes.arms)),
             (self._is_tree, table, *confidence, self._calibration.curve, self._calibration.trust),
             (columns.max_draft_tokens, columns.match_tokens, columns.confidence, column_of),
-            (
-                slots,
-                requests.state,
-                requests.counts,
-                requests.variances,
-                requests.last_seen,
-                view.step,
-            ),
+            (requests.seated(self._admit(view)), requests.population),
             averages.tables,
         )
 
@@ -175,6 +166,7 @@ class AcceptanceEstimator:
         """The slot of each request, once every new one has got one."""
         slots = self._slots(view)
         if 0 not in slots.tolist():
+            self._requests.last_seen[slots] = view.step
             return slots
         self._seated = None
         return self._requests.admit(view)
@@ -218,7 +210,7 @@ class AcceptanceEstimator:
                 index = self._averages.index_of[choice.drafter]
                 self._is_tree[index] = True
                 self._trees.add(choice.drafter)
-                self._averages.become_tree(choice.drafter)
+                self._averages.become_tree(choice.drafter, self._requests.priors[index])
                 self._requests.forget_counts(index)
 
 
@@ -230,20 +222,17 @@ def _indices(numbers: tuple[int, ...]) -> IntArray:
 @compiled(
     f"void({OBSERVED}, {KNOWN},"
     " Tuple((int64[:, ::1], int64[:, ::1], float64[:, ::1], int64[::1])),"
-    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[::1], int64[::1], int64)),"
-    " UniTuple(float64[:, :, ::1], 4))"
+    f" {KEPT}, {AVERAGES})"
 )
 def _absorb(
     observed: Observed,
     known: Known,
     hints: tuple[IntArray, IntArray, FloatArray, IntArray],  # of `Columns`; see `_column_of`
-    requests: tuple[IntArray, FloatArray, FloatArray, FloatArray, IntArray, int],  # and the step
-    averages: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    kept: Kept,
+    averages: Averages,
 ) -> None:
     """Prove and learn."""
     limits, match_tokens, confidence, column_of = hints
-    slots, state, counts, variances, last_seen, step = requests
-    last_seen[slots] = step
     evidence = prove(observed, known, limits, averages[0].shape[2])
     buckets = buckets_of(match_tokens, confidence)
-    learn(evidence, (slots, state, counts, variances), (column_of, buckets), averages)
+    learn(evidence, kept, (column_of, buckets), averages, known[0])

@@ -1,4 +1,4 @@
-"""How each request deviates from its drafters' averages: arrays by (request slot, arm).
+"""What is kept of each request, by (slot, arm): see `levels` for what it means.
 
 Knows nothing of hints or averages. Requests get a slot when first observed, and are forgotten some
 time after they leave, when room runs out. Slot 0 is a request never seen; arm 0 an arm never seen.
@@ -8,58 +8,74 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.core import BatchView, FloatArray
+from sdcontrol.estimators.levels import (
+    FIELDS,
+    FIRST_PRIOR,
+    FIRST_VARIANCE,
+    FIRST_WEIGHTS,
+    GIVEN,
+    LEVELS,
+    VARIANCE,
+    Population,
+    Requests,
+)
 
-__all__ = [
-    "ACCEPTED",
-    "DEVIATION_VARIANCE",
-    "GIVEN",
-    "MEAN",
-    "MOST_VARIANCE",
-    "ODDS_RATIO",
-    "TESTED",
-    "TREND",
-    "VARIANCE",
-    "Deviations",
-]
+__all__ = ["Deviations"]
 
 IntArray = NDArray[np.int64]
 
-DEVIATION_VARIANCE = 1.0  # of requests around the average of an arm, in squared log-odds, at first
-MOST_VARIANCE = 4.0  # the same, of an arm that some requests accept nearly always and others never
 _KEEP_STEPS = 512  # an absent request may be forgotten after this many steps
 _FIRST_SLOTS = 64
 
-MEAN = 0  # log-odds beside the average
-VARIANCE = 1  # no more than that of the arm, whatever stands here
-TREND = 2  # running mean of standardised errors
-ODDS_RATIO = 3  # exp(mean)
-GIVEN = 4  # tokens lately given to the average
-_BLANK = (0.0, MOST_VARIANCE, 0.0, 1.0, 0.0)
-
-TESTED, ACCEPTED = 0, 1
-
 
 class Deviations:
-    """`state[slot, arm]` is MEAN, VARIANCE, ...; `counts[slot, arm]` TESTED and ACCEPTED, `[2, K]`.
-
-    `variances[arm]` is how far requests were found to lie from the average of an arm.
+    """By (slot, arm) `likelihood`, `logs`, `state` and `counts` of `Requests`; by arm `weights`, `priors` and
+    `variances` of `Population`.
     """
 
     def __init__(self, depth: int, num_arms: int) -> None:
         self._slot_of: dict[str, int] = {}
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, 0, -1))
         self.last_seen: IntArray = np.zeros(_FIRST_SLOTS, dtype=np.int64)  # step, by slot
-        self.variances: FloatArray = np.full(num_arms, DEVIATION_VARIANCE)
+        self.weights: FloatArray = np.zeros((0, len(FIRST_WEIGHTS)))
+        self.priors: FloatArray = np.zeros((0, len(LEVELS)))
+        self.variances: FloatArray = np.zeros(0)
+        self._spread_arms(num_arms)
         self._allocate(_FIRST_SLOTS, num_arms, depth)
 
     def _allocate(self, slots: int, arms: int, depth: int) -> None:
-        self.state: FloatArray = np.tile(np.array(_BLANK), (slots, arms, 1))
+        self.likelihood: FloatArray = np.ones((slots, arms, len(LEVELS)))
+        self.logs: FloatArray = np.zeros((slots, arms, len(LEVELS)))
+        self.state: FloatArray = np.zeros((slots, arms, FIELDS))
         self.counts: FloatArray = np.zeros((slots, arms, 2, depth))
+
+    def _spread_arms(self, num_arms: int) -> None:
+        more = num_arms - len(self.variances)
+        self.weights = np.concatenate([self.weights, np.tile(FIRST_WEIGHTS, (more, 1))])
+        self.priors = np.concatenate([self.priors, np.tile(FIRST_PRIOR, (more, 1))])
+        self.variances = np.concatenate([self.variances, np.full(more, FIRST_VARIANCE)])
 
     @property
     def num_slots(self) -> int:
         """Requests that there is room for, the unseen one included."""
         return len(self.last_seen)
+
+    def seated(self, slots: IntArray) -> Requests:
+        """The requests at `slots`."""
+        return slots, self.likelihood, self.logs, self.state, self.counts
+
+    @property
+    def population(self) -> Population:
+        """What is believed of the requests of each arm."""
+        return self.weights, self.priors, self.variances
+
+    def variance(self, view: BatchView, arm: int) -> FloatArray:
+        """Of each request's deviation, `[requests]`."""
+        known = self.state[self.slots(view), arm]
+        variance: FloatArray = np.where(
+            known[:, GIVEN] > 0.0, known[:, VARIANCE], self.variances[arm]
+        )
+        return variance
 
     def slots(self, view: BatchView) -> IntArray:
         """The slot of each request of the view, `[requests]`; 0 for one never seen."""
@@ -86,8 +102,7 @@ class Deviations:
         """Room for `num_arms` arms in all."""
         if num_arms > self.state.shape[1]:
             self._grow(self.num_slots, num_arms)
-            new = np.full(num_arms - len(self.variances), DEVIATION_VARIANCE)
-            self.variances = np.concatenate([self.variances, new])
+            self._spread_arms(num_arms)
 
     def forget_counts(self, arm: int) -> None:
         """Start the counts of one arm over, for every request."""
@@ -97,13 +112,15 @@ class Deviations:
         for request_id, slot in list(self._slot_of.items()):
             if self.last_seen[slot] < step - _KEEP_STEPS:
                 self._free.append(self._slot_of.pop(request_id))
-                self.state[slot], self.counts[slot] = _BLANK, 0.0
+                self.likelihood[slot] = 1.0
+                self.logs[slot] = self.state[slot] = self.counts[slot] = 0.0
 
     def _grow(self, slots: int, arms: int) -> None:
-        state, counts = self.state, self.counts
-        used_slots, used_arms = state.shape[:2]
-        self._allocate(slots, arms, counts.shape[3])
-        self.state[:used_slots, :used_arms] = state
-        self.counts[:used_slots, :used_arms] = counts
-        self._free.extend(range(slots - 1, used_slots - 1, -1))
-        self.last_seen = np.concatenate([self.last_seen, np.zeros(slots - used_slots, np.int64)])
+        before = self.likelihood, self.logs, self.state, self.counts
+        used = self.state.shape[:2]
+        self._allocate(slots, arms, self.counts.shape[3])
+        after = self.likelihood, self.logs, self.state, self.counts
+        for new, old in zip(after, before, strict=True):
+            new[: used[0], : used[1]] = old
+        self._free.extend(range(slots - 1, used[0] - 1, -1))
+        self.last_seen = np.concatenate([self.last_seen, np.zeros(slots - used[0], np.int64)])

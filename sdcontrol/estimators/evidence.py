@@ -19,9 +19,10 @@ from sdcontrol.columns import ARM, DRAFTED, EMITTED, NOBODY, PROPOSED, SHADOWS
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.estimators.confidence import calibrated
-from sdcontrol.estimators.deviations import ACCEPTED, TESTED
+from sdcontrol.estimators.levels import ACCEPTED, TESTED
 
 __all__ = [
+    "EVIDENCE",
     "KNOWN",
     "NO_NODES",
     "OBSERVED",
@@ -36,7 +37,7 @@ IntArray = NDArray[np.int64]
 Evidence = tuple[IntArray, FloatArray]
 """Of the drafts and then of every shadow: arm, `[parts, requests]`, negative where there was none;
 and the weight of known outcomes and of hits, `[parts, requests, 2, K]`."""
-_EVIDENCE = "Tuple((int64[:, ::1], float64[:, :, :, ::1]))"
+EVIDENCE = "Tuple((int64[:, ::1], float64[:, :, :, ::1]))"
 
 Observed = tuple[IntArray, IntArray, IntArray]
 """`Outcomes.table`, its shadows, and the estimator's index of each of its arms."""
@@ -100,7 +101,7 @@ def _mark_draft(outcome: FloatArray, table: IntArray, r: int, arm: int, known: K
         _mark_trimmed(outcome, proposed, own, curves[arm], trusts[arm])
 
 
-@compiled(f"{_EVIDENCE}({OBSERVED}, {KNOWN}, int64[:, ::1], int64)")
+@compiled(f"{EVIDENCE}({OBSERVED}, {KNOWN}, int64[:, ::1], int64)")
 def prove(observed: Observed, known: Known, limits: IntArray, depth: int) -> Evidence:
     """Every outcome that is proven, at the first `depth` positions.
 

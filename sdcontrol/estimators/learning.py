@@ -1,10 +1,8 @@
-"""What outcomes teach: the deviation of the request, its own counts, and the arm's average.
+"""What outcomes teach: the levels of the request, its own counts, and the arm's average.
 
 Knows nothing of where outcomes come from; arrays in, changed in place. The model is described in
 `acceptance`.
 """
-
-import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,132 +10,120 @@ from numpy.typing import NDArray
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.estimators.averages import shrink
-from sdcontrol.estimators.deviations import (
+from sdcontrol.estimators.evidence import EVIDENCE, Evidence
+from sdcontrol.estimators.levels import (
     ACCEPTED,
     GIVEN,
+    KEPT,
+    LEVELS,
     MEAN,
-    MOST_VARIANCE,
-    ODDS_RATIO,
+    REQUESTS,
     TESTED,
-    TREND,
-    VARIANCE,
+    Kept,
+    Requests,
+    rates_at,
+    remix,
+    settle,
+    tell,
+    weigh,
 )
 
-__all__ = ["learn"]
+__all__ = ["AVERAGES", "Averages", "learn"]
 
 IntArray = NDArray[np.int64]
+Averages = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
+AVERAGES = "UniTuple(float64[:, :, ::1], 4)"
+HINTS = "Tuple((int64[::1], int64[:, ::1]))"
 
-_FAIR_SHARE_STEPS = 24.0  # drafts after which a request counts half in the arm average
+_FAIR_SHARE = 4.0  # drafts times variance after which a request counts half in the arm average
 _SHARE_RETURNS = 0.005  # of what a request gave, per draft
-_ODD_DEVIATION = 2.0  # log-odds at which a request counts half again
-_WALK_VARIANCE = 0.002  # of the deviation's walk, per update
-_MOST_DEVIATION = 5.0
+_ODD_DEVIATION = 4.0  # standard deviations at which a request counts half again
 _HINTED_TRUST = 0.25  # of an outcome that was hinted at: the hint has said most of it
-_OWN_MEMORY_TOKENS = 80.0
-_VARIANCE_RATE = 0.03  # of what is believed of a population, per outcome
-_LEAST_VARIANCE = 0.1
-_TREND_RATE = 0.2
-_DRIFT_SCALE = (2.0 - _TREND_RATE) / _TREND_RATE  # makes trend^2 chi-squared(1) without drift
 
 
-@compiled("float64(float64[::1], float64[::1], float64[:, ::1], float64, float64)")
-def _track(
-    state: FloatArray, odds: FloatArray, outcome: FloatArray, trust: float, most: float
-) -> float:
-    """One step of a deviation's Kalman filter; how strongly it drifts.
+@compiled("float64(float64[::1], float64)")
+def _weight(state: FloatArray, variance: float) -> float:
+    """Of an outcome in the arm's average: less the more its request gave, and the odder it is.
 
-    `state` is that of a (request, arm), `odds` the arm's, `[K]`, and `outcome` is `[2, K]`, which
-    counts `trust` times. Its variance is `most` at first.
+    Both by how far the arm's requests lie apart, `variance`: where they are alike, each may speak.
     """
-    error, information = 0.0, 1e-9
-    for j in range(outcome.shape[1]):
-        tested = outcome[TESTED, j]
-        if tested > 0.0:
-            own_odds = odds[j] * state[ODDS_RATIO]
-            rate = own_odds / (1.0 + own_odds)
-            error += trust * (outcome[ACCEPTED, j] - tested * rate)
-            information += trust * tested * rate * (1.0 - rate)
-    surprise = error / math.sqrt(information * (1.0 + information * min(state[VARIANCE], most)))
-    trend = state[TREND] + _TREND_RATE * (surprise - state[TREND])
-    drift = max(_DRIFT_SCALE * trend**2 - 1.5, 0.0)
-    variance = min(state[VARIANCE] + _WALK_VARIANCE * (1.0 + 10.0 * drift), most)
-    variance /= 1.0 + information * variance
-    mean = (1.0 - _WALK_VARIANCE) * state[MEAN] + variance * error
-    mean = min(max(mean, -_MOST_DEVIATION), _MOST_DEVIATION)
-    state[MEAN], state[VARIANCE], state[TREND] = mean, variance, trend
-    state[ODDS_RATIO] = math.exp(mean)
-    return float(drift)
-
-
-@compiled("float64(float64, float64[::1])")
-def _spread(variance: float, state: FloatArray) -> float:
-    """The variance of requests around the average, after one of them: a step of EM, online."""
-    seen = state[MEAN] ** 2 + state[VARIANCE]
-    variance += _VARIANCE_RATE * (seen - variance)
-    return min(max(variance, _LEAST_VARIANCE), MOST_VARIANCE)
-
-
-@compiled("void(float64[:, ::1], float64[:, ::1], float64, float64)")
-def _count_own(counts: FloatArray, outcome: FloatArray, weight: float, drift: float) -> None:
-    """Add to the counts of a (request, arm), `[2, K]`; the more it drifts, the shorter they last."""
-    memory = _OWN_MEMORY_TOKENS / (1.0 + 2.0 * drift)
-    for j in range(outcome.shape[1]):
-        tested = counts[TESTED, j] + weight * outcome[TESTED, j]
-        accepted = counts[ACCEPTED, j] + weight * outcome[ACCEPTED, j]
-        fade = min(1.0, memory / max(tested, 1.0))
-        counts[TESTED, j], counts[ACCEPTED, j] = tested * fade, accepted * fade
-
-
-@compiled("float64(float64[::1])")
-def _weight(state: FloatArray) -> float:
-    """Of an outcome in the arm's average: less the more its request gave, and the odder it is."""
     before = state[GIVEN] * (1.0 - _SHARE_RETURNS)
     state[GIVEN] = before + 1.0
-    oddness = 1.0 + (state[MEAN] / _ODD_DEVIATION) ** 2
-    return 1.0 / float(oddness * (1.0 + before / _FAIR_SHARE_STEPS))
+    oddness = 1.0 + state[MEAN] ** 2 / (_ODD_DEVIATION**2 * variance)
+    return 1.0 / float(oddness * (1.0 + before * variance / _FAIR_SHARE))
 
 
 @compiled(
-    "void(Tuple((int64[:, ::1], float64[:, :, :, ::1])),"
-    " Tuple((int64[::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[::1])),"
-    " Tuple((int64[::1], int64[:, ::1])), UniTuple(float64[:, :, ::1], 4))"
+    f"void(int64[:, ::1], {REQUESTS}, float64[:, ::1])",
 )
-def learn(
-    evidence: tuple[IntArray, FloatArray],
-    requests: tuple[IntArray, FloatArray, FloatArray, FloatArray],
-    hints: tuple[IntArray, IntArray],
-    averages: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
-) -> None:
-    """Learn every outcome of `Evidence`; averages change only when all are learnt.
-
-    `requests` are slots, `[requests]`, and `Deviations.state`, `.counts` and `.variances`. `hints`
-    are the row of each arm, negative where nothing is hinted, in the buckets that follow,
-    `[rows, requests]`.
-    """
-    arms, outcomes = evidence
-    slots, state, counts, variances = requests
-    column_of, buckets = hints
-    tested, accepted, prior, odds = averages
-    is_stale = np.zeros(tested.shape[:2], np.bool_)
+def _settle(arms: IntArray, requests: Requests, priors: FloatArray) -> None:
+    """What the levels of every (request, arm) that learnt something come to, once."""
+    slots, likelihood, logs, state, _ = requests
+    is_settled = np.zeros(state.shape[:2], np.bool_)
     for part in range(arms.shape[0]):
         for r in range(arms.shape[1]):
-            arm, outcome = arms[part, r], outcomes[part, r]
-            if arm < 0:
+            arm, slot = arms[part, r], slots[r]
+            if arm >= 0 and not is_settled[slot, arm]:
+                is_settled[slot, arm] = True
+                settle(likelihood[slot, arm], priors[arm], state[slot, arm], logs[slot, arm])
+
+
+@compiled(f"float64[:, ::1]({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[:, ::1])")
+def _learn_outcomes(
+    evidence: Evidence,
+    kept: Kept,
+    hints: tuple[IntArray, IntArray],
+    averages: Averages,
+    is_stale: NDArray[np.bool_],
+) -> FloatArray:
+    """Learn every outcome, and mark the averages it counts in; the summed levels of each arm."""
+    (arms, outcomes), (column_of, buckets) = evidence, hints
+    (slots, likelihood, _, state, counts), (_, priors, variances) = kept
+    tested, accepted, _, odds = averages
+    rates = np.empty((*tested.shape, len(LEVELS)))  # of the stale ones
+    totals = np.zeros((len(tested), len(LEVELS)))
+    for part in range(arms.shape[0]):
+        for r in range(arms.shape[1]):
+            arm, slot, outcome = arms[part, r], slots[r], outcomes[part, r]
+            if arm < 0 or not outcome[TESTED].any():
                 continue
             bucket = buckets[column_of[arm], r] if column_of[arm] >= 0 else 0
-            cell = state[slots[r], arm]
-            is_hinted = bucket != 0
-            trust = _HINTED_TRUST if is_hinted else 1.0
-            drift = _track(cell, odds[arm, bucket], outcome, trust, variances[arm])
-            variances[arm] = _spread(variances[arm], cell)
-            plain = 0.0 if is_hinted else 1.0  # hints mix different situations
-            _count_own(counts[slots[r], arm], outcome, plain, drift)
-            weight = _weight(cell)
+            if not is_stale[arm, bucket]:
+                is_stale[arm, bucket] = True
+                rates_at(odds[arm, bucket], rates[arm, bucket])
+            own = likelihood[slot, arm], counts[slot, arm]
+            trust = _HINTED_TRUST if bucket else 1.0
+            tell(own, priors[arm], rates[arm, bucket], outcome, trust)
+            weigh(own[0], priors[arm], state[slot, arm], totals[arm])
+            weight = _weight(state[slot, arm], variances[arm])
             for j in range(outcome.shape[1]):
                 tested[arm, bucket, j] += weight * outcome[TESTED, j]
                 accepted[arm, bucket, j] += weight * outcome[ACCEPTED, j]
-            is_stale[arm, bucket] = True
+    return totals
+
+
+@compiled(f"void({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])")
+def learn(
+    evidence: Evidence,
+    kept: Kept,
+    hints: tuple[IntArray, IntArray],
+    averages: Averages,
+    is_tree: NDArray[np.bool_],
+) -> None:
+    """Learn every outcome of `Evidence`; averages and priors change only when all are learnt.
+
+    `hints` are the row of each arm, negative where nothing is hinted, in the buckets that follow,
+    `[rows, requests]`.
+    """
+    requests, population = kept
+    tested, accepted, prior, odds = averages
+    is_stale = np.zeros(tested.shape[:2], np.bool_)
+    totals = _learn_outcomes(evidence, kept, hints, averages, is_stale)
+    priors = population[1]
     for a in range(len(is_stale)):
+        is_mixed = is_stale[a].any() and remix(population, a, totals[a])
         for b in range(tested.shape[1]):
-            if is_stale[a, b]:
-                shrink(tested[a, b], accepted[a, b], prior[a, b], odds[a, b])
+            if is_stale[a, b] or is_mixed:
+                counted = tested[a, b], accepted[a, b], prior[a, b]
+                shrink(counted, priors[a], is_tree[a], odds[a, b])
+    _settle(evidence[0], requests, priors)

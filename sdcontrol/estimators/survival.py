@@ -12,29 +12,23 @@ from numpy.typing import NDArray
 from sdcontrol.columns import columns_of
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, FloatArray
-from sdcontrol.estimators.deviations import ACCEPTED, ODDS_RATIO, TESTED
 from sdcontrol.estimators.hints import bucket_of
+from sdcontrol.estimators.levels import EXCESS, RATIOS, REQUESTS, TESTED, Requests, gather
 
 __all__ = ["TERMS", "Survival", "Terms", "believe"]
 
 IntArray = NDArray[np.int64]
 
-_OWN_SHRINK_TOKENS = (
-    16.0  # tokens that the model is worth against own counts, at variance 1 and more
-)
+_OWN_SHRINK_TOKENS = 128.0  # tokens that the model is worth against own counts
+_LEAST_HAZARD = 1e-4
 
-
-Terms = tuple[
-    IntArray,
-    tuple[FloatArray, NDArray[np.bool_]],
-    tuple[IntArray, FloatArray, FloatArray, FloatArray],
-    int,
-]
+Seated = tuple[Requests, FloatArray]
+Terms = tuple[IntArray, tuple[FloatArray, NDArray[np.bool_]], Seated, int]
 """What survival is computed from beside hints: index, `[arms]`, among all arms; odds and `is_tree` of
-the averages; slots, `[requests]`, and what `Deviations` keeps; draft tokens. Do not write."""
+the averages; what is kept of requests, and priors, `[arms, levels]`; draft tokens. Do not write."""
 _INDEX = "int64[::1]"
 _AVERAGES = "Tuple((float64[:,:,::1], boolean[::1]))"
-_SEATED = "Tuple((int64[::1], float64[:,:,::1], float64[:,:,:,::1], float64[::1]))"
+_SEATED = f"Tuple(({REQUESTS}, float64[:,::1]))"
 TERMS = f"Tuple(({_INDEX}, {_AVERAGES}, {_SEATED}, int64))"
 
 
@@ -56,14 +50,14 @@ class Survival(Mapping[str, FloatArray]):
         """Survival of all arms, `[arms, requests, K]`."""
         if self._table is not None:
             return self._table
-        columns, (index, averages, seated, depth) = columns_of(self._view), self.terms
+        columns = columns_of(self._view)
         hints = (
             columns.max_draft_tokens,
             columns.match_tokens,
             columns.confidence,
             columns.is_allowed,
         )
-        table: FloatArray = believe(index, averages, seated, hints, depth)
+        table: FloatArray = believe(*self.terms[:-1], hints, self.terms[-1])
         self._table = table
         return table
 
@@ -85,6 +79,58 @@ class Survival(Mapping[str, FloatArray]):
         return len(self.arms)
 
 
+@compiled("void(float64[::1], boolean, float64[:, ::1])")
+def _reach(odds: FloatArray, is_tree: bool, reached: FloatArray) -> None:
+    """P(token j is accepted) at each level, `[levels, K]`: products of hazards but of trees."""
+    for k in range(len(RATIOS)):
+        before = 1.0
+        for j in range(len(odds)):
+            own_odds = odds[j] * RATIOS[k]
+            reached[k, j] = before * own_odds / (1.0 + own_odds)
+            if not is_tree:
+                before = reached[k, j]
+
+
+@compiled(
+    f"void(Tuple(({REQUESTS}, int64, float64[::1])), UniTuple(int64[::1], 2), float64[:,:,::1],"
+    " boolean, float64[:,::1])"
+)
+def _survive(
+    own: tuple[Requests, int, FloatArray],  # and the arm's index and prior
+    drafts: tuple[IntArray, IntArray],  # most tokens and buckets, `[requests]`
+    reached: FloatArray,
+    is_tree: bool,
+    survival: FloatArray,
+) -> None:
+    """Set the survival of drafts by one arm, `[requests, draft tokens]`.
+
+    Levels are those of each request, or of its batch if that is of one kind; own counts correct.
+    """
+    (requests, arm, prior), (most, buckets) = own, drafts
+    slots, likelihood, _, _, counts = requests
+    levels, together = np.empty(len(RATIOS)), np.empty(len(RATIOS))
+    probability = gather(requests, arm, prior, together)
+    for r in range(len(slots)):
+        slot, bucket, total = slots[r], buckets[r], 0.0
+        for k in range(len(RATIOS)):
+            levels[k] = prior[k] * likelihood[slot, arm, k]
+            total += levels[k]
+        alone = (1.0 - probability) / total
+        for k in range(len(RATIOS)):
+            here = alone * levels[k] + probability * together[k]
+            for j in range(most[r]):
+                survival[r, j] += here * reached[bucket, k, j]
+        before, before_own = 1.0, 1.0
+        for j in range(most[r]):
+            excess, tested = counts[slot, arm, EXCESS, j], counts[slot, arm, TESTED, j]
+            rate = survival[r, j]
+            hazard = rate / before + excess / (_OWN_SHRINK_TOKENS + tested)
+            hazard = min(max(hazard, _LEAST_HAZARD), 1.0 - _LEAST_HAZARD)
+            survival[r, j] = hazard * before_own
+            if not is_tree:
+                before, before_own = rate, survival[r, j]
+
+
 @compiled(
     f"float64[:,:,::1]({_INDEX}, {_AVERAGES}, {_SEATED},"
     " Tuple((int64[:,::1], int64[:,::1], float64[:,::1], boolean[:,::1])), int64)"
@@ -92,26 +138,25 @@ class Survival(Mapping[str, FloatArray]):
 def believe(
     index: IntArray,  # [arms], among all arms
     averages: tuple[FloatArray, NDArray[np.bool_]],  # odds, is_tree
-    requests: tuple[IntArray, FloatArray, FloatArray, FloatArray],  # slots, and of `Deviations`
+    seated: Seated,
     hints: tuple[IntArray, IntArray, FloatArray, NDArray[np.bool_]],  # of `Columns`
     depth: int,
 ) -> FloatArray:
     """Survival, `[arms, requests, depth]`: products of hazards (chains) or rates (trees)."""
     odds, is_tree = averages
-    slots, state, counts, variances = requests
+    requests, priors = seated
     limits, match_tokens, confidence, is_allowed = hints
-    survival = np.zeros((len(index), len(slots), depth))
+    survival = np.zeros((*limits.shape, depth))
+    most, buckets = np.empty(limits.shape[1], np.int64), np.empty(limits.shape[1], np.int64)
+    reached = np.empty((odds.shape[1], priors.shape[1], odds.shape[2]))  # of the arm at hand
     for a in range(len(index)):
-        arm = index[a]
-        shrink = _OWN_SHRINK_TOKENS / min(variances[arm], 1.0)
-        for r in range(len(slots)):
-            own, ratio = counts[slots[r], arm], state[slots[r], arm, ODDS_RATIO]
-            bucket, before = bucket_of(match_tokens[a, r], confidence[a, r]), 1.0
-            for j in range(min(depth, limits[a, r]) if is_allowed[a, r] else 0):
-                own_odds = odds[arm, bucket, j] * ratio
-                hits = shrink * own_odds + own[ACCEPTED, j] * (1.0 + own_odds)
-                rate = hits / ((1.0 + own_odds) * (shrink + own[TESTED, j]))
-                survival[a, r, j] = rate * before
-                if not is_tree[arm]:
-                    before = survival[a, r, j]
+        arm, is_ready = index[a], np.zeros(odds.shape[1], np.bool_)
+        for r in range(len(most)):
+            most[r] = max(min(depth, limits[a, r]), 0) if is_allowed[a, r] else 0
+            buckets[r] = bucket_of(match_tokens[a, r], confidence[a, r])
+            if most[r] and not is_ready[buckets[r]]:
+                is_ready[buckets[r]] = True
+                _reach(odds[arm, buckets[r]], is_tree[arm], reached[buckets[r]])
+        own, drafts = (requests, arm, priors[arm]), (most, buckets)
+        _survive(own, drafts, reached, is_tree[arm], survival[a])
     return survival

@@ -86,7 +86,8 @@ def _answer(
     beside, kv_tokens, most_drafts, horizon = numbers
     arms, requests = is_allowed.shape
     context, remaining, limit, match, confidence, lagging = sorted_out(values, arms, requests)
-    offered = believe(index, averages, seated, (limit, match, confidence, is_allowed), depth)
+    hints = limit, match, confidence, is_allowed
+    offered = believe(index, averages, seated, hints, depth)
     survival = np.empty(offered.shape)
     for a in range(arms):
         survival[a] = offered[rows[a]]
