@@ -10,6 +10,7 @@ COMMANDS = (
     ("benchmarks.ngram", "--json", "benchmarks/results/ngram.json"),
     ("benchmarks.divergence",),
     ("benchmarks.policies",),
+    ("benchmarks.acceptance", "--json"),
     ("benchmarks.simulated_regret",),
     ("benchmarks.regret",),
     ("benchmarks.replay", "--json"),

@@ -115,6 +115,18 @@ def at_least(value: float) -> str:
     return f"{floor(value * 1e5) / 1e5:.5f}"
 
 
+def acceptance() -> str:
+    """By world: what believing costs."""
+    found = results("acceptance")
+    rows = []
+    for name in dict.fromkeys(row["world"] for row in found["results"]):
+        mine = [row for row in found["results"] if row["world"] == name]
+        figures = [f"{row[age]:.3f}" for row in mine for age in ("young", "old")]
+        rows.append((name, *figures))
+    heads = ("requests", "young, batch 1", "older", "young, batch 8", "older")
+    return f"{table(heads, rows)}\n\n{made(found)}"
+
+
 def simulated_regret() -> str:
     """By machine."""
     found = results("simulated_regret")
@@ -343,6 +355,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         ngram,
         divergence,
         policies,
+        acceptance,
         simulated_regret,
         regret,
         learned,

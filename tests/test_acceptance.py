@@ -164,6 +164,37 @@ def test_a_run_of_bad_luck_counts_for_more_where_requests_differ(
     assert least <= before - float(believed(estimator, "new")[0]) <= most
 
 
+def of_two_kinds() -> AcceptanceEstimator:
+    """After turns of eight requests that accept nearly all, and of eight that accept hardly any."""
+    estimator = AcceptanceEstimator()
+    for turn in range(12):
+        rates = [(0.92, 0.15)[turn % 2]] * 8
+        taught(estimator, {f"{turn} {side}": rates for side in range(8)}, 12, length=4)
+    return estimator
+
+
+def test_requests_of_one_kind_tell_of_one_another() -> None:
+    """One rejection says something of a lone request, eight at once what kind of batch it is."""
+    lone, batch = of_two_kinds(), of_two_kinds()
+    lone.update(outcome(view_of(["a"]), [4], [0]))
+    names = list("abcdefgh")
+    batch.update(outcome(view_of(names), [4] * 8, [0] * 8))
+    of_batch = batch.survival(view_of(names))[ARM][0, 0]
+    assert 0.3 < believed(lone, "a")[0] < 0.6
+    assert of_batch < 0.25
+    beside_them = batch.survival(view_of([*names, "new"]))[ARM][8, 0]
+    assert beside_them < believed(batch, "new")[0] - 0.2
+
+
+def test_one_odd_request_refutes_that_its_batch_is_of_one_kind() -> None:
+    estimator = of_two_kinds()
+    rates = {name: [0.92] * 8 for name in "abcdefg"} | {"odd": [0.15] * 8}
+    taught(estimator, rates, 12, length=4, seed=3)
+    survival = estimator.survival(view_of(list(rates)))[ARM][:, 0]
+    assert survival[7] < 0.35
+    assert (survival[:7] > 0.8).all()
+
+
 def test_one_odd_request_does_not_poison_the_others() -> None:
     """Belief about its neighbours, and about new requests, moves by less than 0.05 and 0.15."""
     clean, poisoned = AcceptanceEstimator(), AcceptanceEstimator()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from benchmarks.regret.results import TARGETS, misses
+from benchmarks.regret.results import TARGETS, misses, speed_misses
 
 __all__ = ["svg"]
 
@@ -18,12 +18,12 @@ text { font: 12px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 11p
 .back { fill: #ffffff } .grid { stroke: #d1d9e0; stroke-width: 1 } .one { stroke: #59636e }
 .target { stroke: #bc4c00; stroke-dasharray: 4 3 } .best { stroke: #0969da; fill: #0969da }
 .off { stroke: #1a7f37; fill: #1a7f37 } .rival { stroke: #8250df; fill: #8250df }
-.missed { fill: #cf222e; font-weight: 600 } line { stroke-width: 2 } .grid, .one { stroke-width: 1 }
+.missed { fill: #cf222e; font-weight: 600 } .long { fill: #bc4c00 } line { stroke-width: 2 } .grid, .one { stroke-width: 1 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .small { fill: #9198a1 } .back { fill: #0d1117 } .grid { stroke: #30363d }
   .one { stroke: #9198a1 } .target { stroke: #f0883e } .best { stroke: #58a6ff; fill: #58a6ff }
   .off { stroke: #3fb950; fill: #3fb950 } .rival { stroke: #bc8cff; fill: #bc8cff }
-  .missed { fill: #ff7b72 }
+  .missed { fill: #ff7b72 } .long { fill: #f0883e }
 }"""
 _TICKS = (0.1, 0.2, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0)
 _SERIES = {"to_best": "best", "to_off": "off", "to_rival": "rival"}
@@ -46,7 +46,10 @@ class _Scale:
 
 
 def svg(results: Sequence[Mapping[str, object]]) -> str:
-    """The whole picture; a row with a miss has its name in red, with what was missed below it."""
+    """The whole picture; what a row missed stands below its name.
+
+    The name is red where that is speed or text, orange where the controller alone took too long.
+    """
     ratios = [r[key] for r in results for key in _SERIES if key in r]
     scale = _Scale([v for ratio in ratios if isinstance(ratio, Mapping) for v in _ends(ratio)])
     height = _TOP + _ROW * len(results) + 30
@@ -95,7 +98,7 @@ def _lines(scale: _Scale, height: int) -> list[str]:
 
 def _row(result: Mapping[str, object], y: int, scale: _Scale) -> list[str]:
     missed = misses(result)
-    kind = ' class="missed"' if missed else ""
+    kind = ' class="missed"' if speed_misses(result) else ' class="long"' if missed else ""
     parts = [f'<text{kind} x="12" y="{y + 11}">{escape(str(result["name"]))}</text>']
     note = "; ".join(missed) if missed else str(result["best_fixed"])
     note = note if len(note) <= 44 else note[:43] + "…"
