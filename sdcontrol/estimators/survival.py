@@ -104,20 +104,22 @@ def _survive(
 ) -> None:
     """Set the survival of drafts by one arm, `[requests, draft tokens]`.
 
-    Levels are those of each request, or of its batch if that is of one kind; own counts correct.
+    Levels are those of each request, or of its batch if that is of one kind and the request does not
+    stand out from the others; own counts correct.
     """
     (requests, arm, prior), (most, buckets) = own, drafts
     slots, likelihood, _, _, counts = requests
     levels, together = np.empty(len(RATIOS)), np.empty(len(RATIOS))
     probability = gather(requests, arm, prior, together)
     for r in range(len(slots)):
-        slot, bucket, total = slots[r], buckets[r], 0.0
+        slot, bucket, total, others = slots[r], buckets[r], 0.0, 0.0
         for k in range(len(RATIOS)):
             levels[k] = prior[k] * likelihood[slot, arm, k]
             total += levels[k]
-        alone = (1.0 - probability) / total
+            others += together[k] / likelihood[slot, arm, k]
+        member = probability / (probability + (1.0 - probability) * total * others)
         for k in range(len(RATIOS)):
-            here = alone * levels[k] + probability * together[k]
+            here = (1.0 - member) / total * levels[k] + member * together[k]
             for j in range(most[r]):
                 survival[r, j] += here * reached[bucket, k, j]
         before, before_own = 1.0, 1.0
