@@ -164,6 +164,15 @@ def test_a_run_of_bad_luck_counts_for_more_where_requests_differ(
     assert least <= before - float(believed(estimator, "new")[0]) <= most
 
 
+def test_long_drafts_that_nobody_expected_leave_numbers() -> None:
+    """The likelihood of 64 tokens in a row, where hardly one was ever right, is no double."""
+    estimator = AcceptanceEstimator(64, {ARM: 1e-4})
+    estimator.update(outcome(view_of(["a", "b"]), [64, 64], [64, 0]))
+    survival = estimator.survival(view_of(["a", "b", "new"]))[ARM]
+    assert ((survival >= 0.0) & (survival <= 1.0)).all()
+    assert survival[0, 0] > survival[1, 0]
+
+
 def of_two_kinds() -> AcceptanceEstimator:
     """After turns of eight requests that accept nearly all, and of eight that accept hardly any."""
     estimator = AcceptanceEstimator()

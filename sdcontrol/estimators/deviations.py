@@ -40,7 +40,7 @@ class Deviations:
         self.weights: FloatArray = np.zeros((0, len(FIRST_WEIGHTS)))
         self.priors: FloatArray = np.zeros((0, len(LEVELS)))
         self.variances: FloatArray = np.zeros(0)
-        self._spread_arms(num_arms)
+        self._add_populations(num_arms)
         self._allocate(_FIRST_SLOTS, num_arms, depth)
 
     def _allocate(self, slots: int, arms: int, depth: int) -> None:
@@ -49,7 +49,7 @@ class Deviations:
         self.state: FloatArray = np.zeros((slots, arms, FIELDS))
         self.counts: FloatArray = np.zeros((slots, arms, 2, depth))
 
-    def _spread_arms(self, num_arms: int) -> None:
+    def _add_populations(self, num_arms: int) -> None:
         more = num_arms - len(self.variances)
         self.weights = np.concatenate([self.weights, np.tile(FIRST_WEIGHTS, (more, 1))])
         self.priors = np.concatenate([self.priors, np.tile(FIRST_PRIOR, (more, 1))])
@@ -102,7 +102,7 @@ class Deviations:
         """Room for `num_arms` arms in all."""
         if num_arms > self.state.shape[1]:
             self._grow(self.num_slots, num_arms)
-            self._spread_arms(num_arms)
+            self._add_populations(num_arms)
 
     def forget_counts(self, arm: int) -> None:
         """Start the counts of one arm over, for every request."""

@@ -57,10 +57,11 @@ _ONE_KIND = 0.25  # probability that a batch is at one level, before its outcome
 _STEP_ASIDE = 0.001  # probability of either neighbour of a level, per outcome
 _JUMP = 0.008  # probability that a request becomes another one, per outcome
 _OWN_MEMORY_TOKENS = 80.0
+_LEAST_LIKELIHOOD = 1e-300  # of long drafts at levels that are out of the question
 
 MEAN, VARIANCE = 0, 1  # of the levels, by their probabilities
 GIVEN = 2  # drafts lately given to the average; 0 of a request that is new
-EVIDENCE = 3  # log of the likelihood of all outcomes, whatever the level
+EVIDENCE = 3  # log of the likelihood whatever the level, on the scale of those kept
 FIELDS = 4  # of the state of a (request, arm)
 
 TESTED, ACCEPTED, EXCESS = 0, 1, 1
@@ -164,6 +165,8 @@ def tell(
             excess = accepted - tested * expected / reached
             counts[EXCESS, j] = (counts[EXCESS, j] + excess) * fade
         _multiply(likelihood, rates[j], tested, accepted, trust)
+    for k in range(len(LEVELS)):
+        likelihood[k] = max(likelihood[k], _LEAST_LIKELIHOOD)
 
 
 @compiled("void(float64[::1], float64[::1], float64[::1], float64[::1])")

@@ -112,6 +112,8 @@ def _survive(
     levels, together = np.empty(len(RATIOS)), np.empty(len(RATIOS))
     probability = gather(requests, arm, prior, together)
     for r in range(len(slots)):
+        if most[r] == 0:
+            continue
         slot, bucket, total, others = slots[r], buckets[r], 0.0, 0.0
         for k in range(len(RATIOS)):
             levels[k] = prior[k] * likelihood[slot, arm, k]
