@@ -214,9 +214,11 @@ class Controller:
         is_ours = isinstance(self.acceptance, AcceptanceEstimator)  # which takes them at once
         for observation in (merged(waiting),) if is_ours else waiting:
             self.acceptance.update(observation)
-        update_cost = getattr(self.cost, "update", None)
-        if update_cost is not None:
-            update_cost(waiting[-1])
+        self._waiting.learnt()
+        update_cost, last = getattr(self.cost, "update", None), waiting[-1]
+        if update_cost is None or self._waiting.costs_may_wait(last, self._is_surprised):
+            return
+        update_cost(last)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

@@ -1,10 +1,11 @@
 """What a controller may put off where steps are so short that its own time would weigh.
 
-Two things. Learning: several steps at once take less than several times as long as one, since what a
-forward pushed out of the caches is fetched once, and costs are learnt from the last alone. And
-planning: where hints say of each of a few requests what they said a few steps ago, each gets what it
-was given then. Knows nothing of what is learnt or how a plan is made. A fold over observations, like
-all that decides: how long the controller took is what they say, never measured again.
+Three things. Learning who accepts what: several steps at once take less than several times as long as
+one, since what a forward pushed out of the caches is fetched once. Learning what steps cost, which
+changes slowly. And planning: where hints say of each of a few requests what they said a few steps ago,
+each gets what it was given then, and a longer match than one that was given all that it could, as much.
+Knows nothing of what is learnt or how a plan is made. A fold over observations, like all that decides:
+how long the controller took is what they say, never measured again.
 """
 
 from collections import deque
@@ -18,26 +19,30 @@ __all__ = ["Waiting"]
 
 _FIRST_STEPS = 64  # of a controller, each of which is news
 _MOST_WAITING = 8  # observations, the last one included
+_COST_STEPS = 8  # from one that costs are learnt from to the next
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
 _YOUNG_STEPS = 4  # of a request, each of which is news
-_YOUNG_TOKENS = 8  # generated; before that a request's choices are not kept
+_YOUNG_TOKENS = 4  # generated; before that a request's choice stands until something is learnt
 _MOST_KNOWN = 4096  # requests, of which it is kept that they came
 _MOST_REQUESTS = 4  # of a batch whose plan may be put together from earlier ones
-_PLAN_STEPS = 16  # that a choice may stand for
+_PLAN_STEPS = 32  # that a choice may stand for
 _MOST_CHOICES = 256
 _KEPT = "as a few steps ago; "
 _SHARE = 0.015  # of a step, that the controller may take without anything being put off
 _RATE = 0.1
 
 _Key = tuple[object, ...]
+_Matches = tuple[int, ...]  # buckets, by arm
 
 
 class _Made(NamedTuple):
-    """A choice, and when it was made and why."""
+    """A choice, and why; how long it stands, even if something is learnt; for which matches."""
 
-    step: int
     choice: Choice
     reason: str
+    num_learnt: int  # times
+    last_step: int
+    is_longest: bool  # as many tokens as could be drafted: as many for longer matches, too
 
 
 class Waiting:
@@ -50,8 +55,10 @@ class Waiting:
         self._came: set[str] = set()  # requests observed
         self._present: tuple[str, ...] = ()  # those of the last step
         self._arrivals: deque[tuple[int, int]] = deque(maxlen=_YOUNG_STEPS)  # step, new requests
-        self._made: dict[_Key, _Made] = {}
-        self._keyed: tuple[BatchView, list[_Key]] | None = None  # see `_keys`
+        self._made: dict[_Key, dict[_Matches, _Made]] = {}
+        self._keyed: tuple[BatchView, list[tuple[_Key, _Matches]]] | None = None  # see `_said`
+        self._num_learnt = 0
+        self._cost_step = 0  # the last one that costs were learnt from
 
     @property
     def _is_due(self) -> bool:
@@ -67,10 +74,21 @@ class Waiting:
         self._notice(observation.view)
         if observation.faults or len(self._made) > _MOST_CHOICES:
             self._made.clear()
-        plan, step = observation.plan, observation.view.step
+        plan = observation.plan
         if may_repeat and not observation.faults and not plan.reason.startswith(_KEPT):
-            for key, choice in zip(self._keys(observation.view), plan.choices, strict=False):
-                self._made[key] = _Made(step, choice, plan.reason)
+            self._keep(observation.view, plan)
+
+    def learnt(self) -> None:
+        """Take note that what waited was learnt."""
+        self._num_learnt += 1
+
+    def costs_may_wait(self, observation: Observation, is_surprised: bool) -> bool:
+        """Whether this step need not teach costs, where the last one that did was no surprise."""
+        step = observation.view.step
+        if self._is_due and not is_surprised and 0 <= step - self._cost_step < _COST_STEPS:
+            return True
+        self._cost_step = step
+        return False
 
     def may_wait(self, observation: Observation, num_waiting: int) -> bool:
         """Whether `num_waiting` observations, of which this is the last, may wait for the next."""
@@ -94,37 +112,75 @@ class Waiting:
 
     def repeated(self, view: BatchView) -> Plan | None:
         """What was chosen when hints last said what they say now; None: make a plan."""
-        made = [self._made.get(key) for key in self._keys(view)]
-        choices, left = [], view.free_kv_tokens
-        for request, then in zip(view.requests, made, strict=False):
-            if then is None or view.step - then.step > _PLAN_STEPS:
+        choices: list[Choice] = []
+        reason, left = "", view.free_kv_tokens
+        for request, (key, matches) in zip(view.requests, self._said(view), strict=False):
+            then = self._standing(key, matches, view.step)
+            if then is None:
                 return None
-            length = then.choice.num_draft_tokens
-            left -= length
-            if length >= request.remaining_tokens or left < 0:
-                return None
-            choices.append(then.choice)
-        return Plan(tuple(choices), _KEPT + made[0].reason) if made and made[0] else None
+            choice, most = then.choice, max(request.remaining_tokens - 1, 0)
+            if choice.drafter is not None and choice.num_draft_tokens > most:
+                choice = Choice.of(choice.drafter, most)
+            left -= choice.num_draft_tokens
+            choices.append(choice)
+            reason = reason or then.reason
+        return Plan(tuple(choices), _KEPT + reason) if choices and left >= 0 else None
 
-    def _keys(self, view: BatchView) -> list[_Key]:
-        """By request, what its choice depends on, but for what changes slowly; empty where none is kept."""
+    def _standing(self, key: _Key, matches: _Matches, step: int) -> _Made | None:
+        """What a request was given that still stands, the same matches first."""
+        given = self._made.get(key)
+        if given is None:
+            return None
+        then = given.get(matches)
+        if then is not None and self._stands(then, step):
+            return then
+        for shorter, then in given.items():
+            is_longer = all(a <= b for a, b in zip(shorter, matches, strict=True))
+            if is_longer and then.is_longest and self._stands(then, step):
+                return then
+        return None
+
+    def _stands(self, made: _Made, step: int) -> bool:
+        return step <= made.last_step or made.num_learnt == self._num_learnt
+
+    def _keep(self, view: BatchView, plan: Plan) -> None:
+        for request, choice, (key, matches) in zip(
+            view.requests, plan.choices, self._said(view), strict=False
+        ):
+            is_young = request.generated_tokens < _YOUNG_TOKENS
+            last_step = view.step if is_young else view.step + _PLAN_STEPS
+            is_longest = self._is_longest(choice, request.hints)
+            made = _Made(choice, plan.reason, self._num_learnt, last_step, is_longest)
+            self._made.setdefault(key, {})[matches] = made
+
+    def _is_longest(self, choice: Choice, hints: Mapping[str, Hint]) -> bool:
+        hint = hints.get(choice.drafter or "")
+        if hint is None or hint.match_tokens is None:
+            return False
+        return choice.num_draft_tokens >= self._limit(hint)
+
+    def _limit(self, hint: Hint) -> int:
+        most = self._most_draft_tokens
+        return most if hint.max_draft_tokens is None else min(hint.max_draft_tokens, most)
+
+    def _said(self, view: BatchView) -> list[tuple[_Key, _Matches]]:
+        """By request, what its choice depends on but for what changes slowly; empty where none is kept."""
         if self._keyed is None or self._keyed[0] is not view:
             requests = view.requests
             is_kept = self._is_due and len(requests) <= _MOST_REQUESTS and not view.prefill_tokens
-            if is_kept and all(r.generated_tokens >= _YOUNG_TOKENS for r in requests):
-                self._keyed = view, [self._said(request, len(requests)) for request in requests]
-            else:
-                self._keyed = view, []
+            said = [self._of(request, len(requests)) for request in requests] if is_kept else []
+            self._keyed = view, said
         return self._keyed[1]
 
-    def _said(self, request: RequestView, batch_size: int) -> _Key:
-        hints, arms = request.hints, request.drafters
-        said = [self._of_hint(hints, arm) for arm in arms if arm in hints]
-        return (request.id, batch_size, arms, *said)
-
-    def _of_hint(self, hints: Mapping[str, Hint], arm: str) -> _Key:
-        """What of a hint a plan depends on, catch-up aside: a match goes before a confidence."""
-        hint, most = hints[arm], self._most_draft_tokens
-        limit = most if hint.max_draft_tokens is None else min(hint.max_draft_tokens, most)
-        bucket = bucket_of_match(hint.match_tokens)
-        return limit, bucket, hint.confidence if bucket is None else None
+    def _of(self, request: RequestView, batch_size: int) -> tuple[_Key, _Matches]:
+        """What hints say, catch-up aside: a match goes before a confidence."""
+        said: list[object] = [request.id, batch_size, request.drafters]
+        matches = []
+        for arm in request.drafters:
+            hint = request.hints.get(arm)
+            if hint is None:
+                continue
+            bucket = bucket_of_match(hint.match_tokens)
+            said += (self._limit(hint), hint.confidence if bucket is None else None)
+            matches.append(bucket or 0)
+        return tuple(said), tuple(matches)
