@@ -10,7 +10,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.policies.problem import IntArray
 
-__all__ = ["Posed", "Prices", "pose", "price", "spent"]
+__all__ = ["Posed", "Prices", "lags_of", "pose", "price", "spent"]
 
 Posed = tuple[FloatArray, IntArray, FloatArray, FloatArray, int]
 """Gain and limit as in `Problem`; KV tokens that each request's round reads, `[arms, requests]`, and
@@ -97,6 +97,21 @@ def price(
                 share = min((1.0 + gain[a, r, -1]) / horizon, 1.0)
                 catch_up[a, r] = (lines[f, 3] + lines[f, 4] * lag) * share
     return rounds, catch_up
+
+
+@compiled("int64[:,::1](int64[:,::1], Tuple((int64[::1], int64[::1])), int64)")
+def lags_of(lagging: IntArray, layout: tuple[IntArray, IntArray], families: int) -> IntArray:
+    """Fewest and most tokens to catch up with, of those who lag, `[families, 2]`; 0 where nobody does."""
+    rows, family = layout
+    lags = np.zeros((families, 2), np.int64)
+    for a in range(len(rows)):
+        of_family = lags[family[a]]
+        for r in range(lagging.shape[1]):
+            lag = lagging[rows[a], r]
+            if lag > 0:
+                of_family[0] = min(of_family[0] or lag, lag)
+                of_family[1] = max(of_family[1], lag)
+    return lags
 
 
 @compiled("Tuple((int64[::1], float64))(float64[:,::1], int64[::1], int64[::1], int64[::1])")

@@ -13,7 +13,7 @@ from sdcontrol.columns import NO_LIMIT, columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
 from sdcontrol.estimators.price import is_tabled, sparse_budget
 from sdcontrol.estimators.survival import Survival
-from sdcontrol.policies.posing import Posed, Prices, pose, price, spent
+from sdcontrol.policies.posing import Posed, Prices, lags_of, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
 __all__ = ["Layout", "layout_of", "read", "read_drafted", "to_choices", "without_prefill"]
@@ -126,7 +126,9 @@ def _stack(arms: tuple[str, ...], survival: Mapping[str, FloatArray]) -> FloatAr
     tables = [survival[arm] for arm in arms]
     if not tables:
         return np.zeros((0, 0, 0))
-    depth = max(rows.shape[1] for rows in tables)
+    if len({rows.shape for rows in tables}) == 1:
+        return np.array(tables, np.float64)
+    depth = max([rows.shape[1] for rows in tables])
     stacked = np.zeros((len(arms), len(tables[0]), depth))
     for a, rows in enumerate(tables):
         stacked[a, :, : rows.shape[1]] = rows
@@ -155,18 +157,17 @@ def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Pric
         np.zeros((len(layout.families), 5)),
     )
     count, share = _counts(batch)
+    lags = lags_of(lagging, (layout.rows, layout.family), len(rounds)).tolist()
     for f, (family, mean) in enumerate(zip(layout.families, means, strict=True)):
         rounds[f, 1:] = cost.draft_seconds(family, count, share * mean)
-        lags = lagging[layout.rows[layout.family == f]]
-        if lags.any() and hasattr(cost, "catch_up_seconds"):
-            lines[f, 3:] = _catch_up_line(cost, family, lags[lags > 0])
+        if lags[f][1] and hasattr(cost, "catch_up_seconds"):
+            lines[f, 3:] = _catch_up_line(cost, family, *lags[f])
     return rounds, lines
 
 
-def _catch_up_line(cost: Cost, family: str, lags: IntArray) -> tuple[float, float]:
+def _catch_up_line(cost: Cost, family: str, fewest: int, most: int) -> tuple[float, float]:
     """Base and price per token, on the line through the fewest and the most tokens."""
     seconds: Callable[[str, int], float] = cost.catch_up_seconds  # type: ignore[attr-defined]
-    fewest, most = int(lags.min()), int(lags.max())
     low, high = float(seconds(family, fewest)), float(seconds(family, most))
     slope = (high - low) / max(most - fewest, 1)
     return low - slope * fewest, slope
