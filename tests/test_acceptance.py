@@ -204,6 +204,25 @@ def test_one_odd_request_refutes_that_its_batch_is_of_one_kind() -> None:
     assert (survival[:7] > 0.8).all()
 
 
+@pytest.mark.parametrize("is_one_kind", [True, False])
+def test_how_often_batches_are_of_one_kind_is_learnt(is_one_kind: bool) -> None:
+    """Two of four accept all and two nothing, or all four do the same, which changes by turns.
+
+    After one step of a new batch, of which one request was not told of: what it is believed to be.
+    """
+    estimator, rng = AcceptanceEstimator(), np.random.default_rng(4)
+    for turn in range(60):
+        names = [f"{turn} {r}" for r in range(4)]
+        rates = [0.95 if (turn if is_one_kind else r) % 2 else 0.1 for r in range(4)]
+        for step in range(6):
+            accepted = [run_of(rng, [rate] * 4, 4) for rate in rates]
+            estimator.update(outcome(view_of(names, 6 * turn + step), [4] * 4, accepted))
+    estimator.update(outcome(view_of(["a", "b", "c"], 400), [4] * 3, [0] * 3))
+    first = estimator.survival(view_of(["a", "b", "c", "new"], 401))[ARM][3, 0]
+    alone = believed(estimator, "new")[0]
+    assert alone - 0.15 < first if not is_one_kind else first < 0.5 * alone
+
+
 def test_one_odd_request_does_not_poison_the_others() -> None:
     """Belief about its neighbours, and about new requests, moves by less than 0.05 and 0.15."""
     clean, poisoned = AcceptanceEstimator(), AcceptanceEstimator()

@@ -81,9 +81,9 @@ class AcceptanceEstimator:
         """`survival`, computed when first asked for: to be asked before the next `update`."""
         arms, requests = said_of(view).arms, self._requests
         averages = self._averages.odds, self._is_tree
-        seated = requests.seated(self._slots(view)), requests.priors
+        kept = requests.seated(self._slots(view)), requests.population
         depth = min(max_tokens or self.max_draft_tokens, self.max_draft_tokens)
-        return Survival(view, arms, (self._index(arms), averages, seated, depth))
+        return Survival(view, arms, (self._index(arms), averages, kept, depth))
 
     def _index(self, arms: tuple[str, ...]) -> IntArray:
         """Where each arm's average is, `[arms]`."""

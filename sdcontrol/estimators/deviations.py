@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sdcontrol.core import BatchView, FloatArray
 from sdcontrol.estimators.levels import (
     FIELDS,
+    FIRST_ONE_KIND,
     FIRST_PRIOR,
     FIRST_VARIANCE,
     FIRST_WEIGHTS,
@@ -29,8 +30,8 @@ _FIRST_SLOTS = 64
 
 
 class Deviations:
-    """By (slot, arm) `likelihood`, `logs`, `state` and `counts` of `Requests`; by arm `weights`, `priors` and
-    `variances` of `Population`.
+    """By (slot, arm) `likelihood`, `logs`, `state` and `counts` of `Requests`; by arm `weights`, `priors`,
+    `variances` and `one_kind` of `Population`.
     """
 
     def __init__(self, depth: int, num_arms: int) -> None:
@@ -40,6 +41,7 @@ class Deviations:
         self.weights: FloatArray = np.zeros((0, len(FIRST_WEIGHTS)))
         self.priors: FloatArray = np.zeros((0, len(LEVELS)))
         self.variances: FloatArray = np.zeros(0)
+        self.one_kind: FloatArray = np.zeros(0)
         self._add_populations(num_arms)
         self._allocate(_FIRST_SLOTS, num_arms, depth)
 
@@ -54,6 +56,7 @@ class Deviations:
         self.weights = np.concatenate([self.weights, np.tile(FIRST_WEIGHTS, (more, 1))])
         self.priors = np.concatenate([self.priors, np.tile(FIRST_PRIOR, (more, 1))])
         self.variances = np.concatenate([self.variances, np.full(more, FIRST_VARIANCE)])
+        self.one_kind = np.concatenate([self.one_kind, np.full(more, FIRST_ONE_KIND)])
 
     @property
     def num_slots(self) -> int:
@@ -67,7 +70,7 @@ class Deviations:
     @property
     def population(self) -> Population:
         """What is believed of the requests of each arm."""
-        return self.weights, self.priors, self.variances
+        return self.weights, self.priors, self.variances, self.one_kind
 
     def variance(self, view: BatchView, arm: int) -> FloatArray:
         """Of each request's deviation, `[requests]`."""

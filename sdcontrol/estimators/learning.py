@@ -13,14 +13,15 @@ from sdcontrol.estimators.averages import shrink
 from sdcontrol.estimators.evidence import EVIDENCE, Evidence
 from sdcontrol.estimators.levels import (
     ACCEPTED,
+    ALONE,
     GIVEN,
     KEPT,
     LEVELS,
     MEAN,
-    REQUESTS,
     TESTED,
     Kept,
-    Requests,
+    learn_one_kind,
+    pool,
     rates_at,
     remix,
     settle,
@@ -38,6 +39,7 @@ HINTS = "Tuple((int64[::1], int64[:, ::1]))"
 _FAIR_SHARE = 4.0  # drafts times variance after which a request counts half in the arm average
 _SHARE_RETURNS = 0.005  # of what a request gave, per draft
 _ODD_DEVIATION = 4.0  # standard deviations at which a request counts half again
+_YOUNG_DRAFTS = 4.5  # of a request, that tell whether new ones are all alike
 _HINTED_TRUST = 0.25  # of an outcome that was hinted at: the hint has said most of it
 
 
@@ -54,18 +56,31 @@ def _weight(state: FloatArray, variance: float) -> float:
 
 
 @compiled(
-    f"void(int64[:, ::1], {REQUESTS}, float64[:, ::1])",
+    f"void(int64[:, ::1], {KEPT})",
 )
-def _settle(arms: IntArray, requests: Requests, priors: FloatArray) -> None:
-    """What the levels of every (request, arm) that learnt something come to, once."""
-    slots, likelihood, logs, state, _ = requests
+def _settle(arms: IntArray, kept: Kept) -> None:
+    """What the levels of every (request, arm) that learnt something come to, once.
+
+    And whether they were all at one level, from which it is learnt how often that is so of new ones.
+    """
+    (slots, likelihood, logs, state, _), (_, priors, _, one_kind) = kept
     is_settled = np.zeros(state.shape[:2], np.bool_)
+    together, apart = np.zeros(priors.shape), np.zeros(len(priors))
+    num_settled, num_young = np.zeros(len(priors), np.int64), np.zeros(len(priors), np.int64)
     for part in range(arms.shape[0]):
         for r in range(arms.shape[1]):
             arm, slot = arms[part, r], slots[r]
             if arm >= 0 and not is_settled[slot, arm]:
                 is_settled[slot, arm] = True
                 settle(likelihood[slot, arm], priors[arm], state[slot, arm], logs[slot, arm])
+                together[arm] += logs[slot, arm]
+                apart[arm] += state[slot, arm, ALONE]
+                num_settled[arm] += 1
+                num_young[arm] += state[slot, arm, GIVEN] < _YOUNG_DRAFTS
+    for arm in range(len(priors)):
+        if num_settled[arm] > 1 and num_young[arm]:
+            probability = pool(together[arm], apart[arm], priors[arm], one_kind[arm])
+            learn_one_kind(one_kind, arm, probability, num_young[arm] / num_settled[arm])
 
 
 @compiled(f"float64[:, ::1]({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[:, ::1])")
@@ -78,7 +93,7 @@ def _learn_outcomes(
 ) -> FloatArray:
     """Learn every outcome, and mark the averages it counts in; the summed levels of each arm."""
     (arms, outcomes), (column_of, buckets) = evidence, hints
-    (slots, likelihood, _, state, counts), (_, priors, variances) = kept
+    (slots, likelihood, _, state, counts), (_, priors, variances, _) = kept
     tested, accepted, _, odds = averages
     rates = np.empty((*tested.shape, len(LEVELS)))  # of the stale ones
     totals = np.zeros((len(tested), len(LEVELS)))
@@ -115,7 +130,7 @@ def learn(
     `hints` are the row of each arm, negative where nothing is hinted, in the buckets that follow,
     `[rows, requests]`.
     """
-    requests, population = kept
+    population = kept[1]
     tested, accepted, prior, odds = averages
     is_stale = np.zeros(tested.shape[:2], np.bool_)
     totals = _learn_outcomes(evidence, kept, hints, averages, is_stale)
@@ -126,4 +141,4 @@ def learn(
             if is_stale[a, b] or is_mixed:
                 counted = tested[a, b], accepted[a, b], prior[a, b]
                 shrink(counted, priors[a], is_tree[a], odds[a, b])
-    _settle(evidence[0], requests, priors)
+    _settle(evidence[0], kept)

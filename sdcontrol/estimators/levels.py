@@ -17,9 +17,10 @@ from sdcontrol.core import FloatArray
 
 __all__ = [
     "ACCEPTED",
-    "EVIDENCE",
+    "ALONE",
     "EXCESS",
     "FIELDS",
+    "FIRST_ONE_KIND",
     "FIRST_PRIOR",
     "FIRST_VARIANCE",
     "FIRST_WEIGHTS",
@@ -36,6 +37,8 @@ __all__ = [
     "Population",
     "Requests",
     "gather",
+    "learn_one_kind",
+    "pool",
     "rates_at",
     "remix",
     "settle",
@@ -53,7 +56,9 @@ FIRST_WEIGHTS: FloatArray = np.array([0.65, 0.3, 0.05])
 _LEAST_WEIGHT = 0.02
 _WEIGHT_RATE = 0.015  # of what is believed of a population, per outcome
 _STALE = 0.05  # of an arm's variance, after which its prior is mixed anew
-_ONE_KIND = 0.25  # probability that a batch is at one level, before its outcomes are known
+FIRST_ONE_KIND = 0.25  # probability that a batch is at one level, before its outcomes are known
+_LEAST_ONE_KIND, _MOST_ONE_KIND = 0.05, 0.9
+_ONE_KIND_RATE = 0.04  # of what is believed of that, per time that outcomes are learnt
 _STEP_ASIDE = 0.001  # probability of either neighbour of a level, per outcome
 _JUMP = 0.008  # probability that a request becomes another one, per outcome
 _OWN_MEMORY_TOKENS = 80.0
@@ -61,7 +66,7 @@ _LEAST_LIKELIHOOD = 1e-300  # of long drafts at levels that are out of the quest
 
 MEAN, VARIANCE = 0, 1  # of the levels, by their probabilities
 GIVEN = 2  # drafts lately given to the average; 0 of a request that is new
-EVIDENCE = 3  # log of the likelihood whatever the level, on the scale of those kept
+ALONE = 3  # log of the likelihood whatever the level, on the scale of those kept
 FIELDS = 4  # of the state of a (request, arm)
 
 TESTED, ACCEPTED, EXCESS = 0, 1, 1
@@ -74,9 +79,10 @@ REQUESTS = (
 """Slots, `[requests]`, and by (slot, arm) likelihood and its log, `[levels]`; MEAN, VARIANCE, ...; own
 counts per position, TESTED and EXCESS, `[2, K]`."""
 
-Population = tuple[FloatArray, FloatArray, FloatArray]
-POPULATION = "Tuple((float64[:, ::1], float64[:, ::1], float64[::1]))"
-"""By arm: weights; the prior that they mix, `[levels]`, and its variance."""
+Population = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
+POPULATION = "Tuple((float64[:, ::1], float64[:, ::1], float64[::1], float64[::1]))"
+"""By arm: weights; the prior that they mix, `[levels]`, and its variance; the probability that a batch is
+of one kind."""
 
 Kept = tuple[Requests, Population]
 KEPT = f"Tuple(({REQUESTS}, {POPULATION}))"
@@ -190,19 +196,16 @@ def settle(likelihood: FloatArray, prior: FloatArray, state: FloatArray, logs: F
     for k in range(len(LEVELS)):
         total += prior[k] * likelihood[k]
         logs[k] = math.log(likelihood[k])
-    state[EVIDENCE] = math.log(total)
+    state[ALONE] = math.log(total)
 
 
-@compiled(f"float64({REQUESTS}, int64, float64[::1], float64[::1])")
-def gather(requests: Requests, arm: int, prior: FloatArray, together: FloatArray) -> float:
-    """Set the levels of requests that are all at the same one; how probable that is."""
-    slots, _, logs, state, _ = requests
-    apart, most, total = 0.0, -np.inf, 0.0
-    together[:] = 0.0
-    for slot in slots:
-        apart += state[slot, arm, EVIDENCE]
-        for k in range(len(LEVELS)):
-            together[k] += logs[slot, arm, k]
+@compiled("float64(float64[::1], float64, float64[::1], float64)")
+def pool(together: FloatArray, apart: float, prior: FloatArray, one_kind: float) -> float:
+    """Turn summed logs of likelihoods into the levels of requests that are all at the same one.
+
+    How probable that is, where it was `one_kind` before; `apart` is their summed ALONE.
+    """
+    most, total = -np.inf, 0.0
     for k in range(len(LEVELS)):
         most = max(most, together[k])
     for k in range(len(LEVELS)):
@@ -210,8 +213,32 @@ def gather(requests: Requests, arm: int, prior: FloatArray, together: FloatArray
         total += together[k]
     for k in range(len(LEVELS)):
         together[k] /= total
-    against = (1.0 - _ONE_KIND) / _ONE_KIND * np.exp(apart - most - math.log(total))
+    against = (1.0 - one_kind) / one_kind * np.exp(apart - most - math.log(total))
     return 1.0 / (1.0 + float(against))
+
+
+@compiled(f"float64({REQUESTS}, int64, {POPULATION}, float64[::1])")
+def gather(requests: Requests, arm: int, population: Population, together: FloatArray) -> float:
+    """Set the levels of requests that are all at the same one; how probable that is."""
+    slots, _, logs, state, _ = requests
+    _, priors, _, one_kind = population
+    apart = 0.0
+    together[:] = 0.0
+    for slot in slots:
+        apart += state[slot, arm, ALONE]
+        for k in range(len(LEVELS)):
+            together[k] += logs[slot, arm, k]
+    return float(pool(together, apart, priors[arm], one_kind[arm]))
+
+
+@compiled("void(float64[::1], int64, float64, float64)")
+def learn_one_kind(one_kind: FloatArray, arm: int, probability: float, share: float) -> None:
+    """Follow how probable it turned out to be that a batch is of one kind: a step of EM, online.
+
+    `share` of the requests count, those that are new.
+    """
+    learnt = one_kind[arm] + _ONE_KIND_RATE * share * (probability - one_kind[arm])
+    one_kind[arm] = min(max(learnt, _LEAST_ONE_KIND), _MOST_ONE_KIND)
 
 
 @compiled(f"boolean({POPULATION}, int64, float64[::1])")
@@ -220,7 +247,7 @@ def remix(population: Population, arm: int, total: FloatArray) -> bool:
 
     Whether its prior was mixed anew, since they say something else by now.
     """
-    weights, priors, variances = population
+    weights, priors, variances, _ = population
     own, outcomes = weights[arm], total.sum()
     rate, sum_of_weights, variance = 1.0 - (1.0 - _WEIGHT_RATE) ** outcomes, 0.0, 0.0
     before = own.copy()

@@ -13,7 +13,18 @@ from sdcontrol.columns import columns_of
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, FloatArray
 from sdcontrol.estimators.hints import bucket_of
-from sdcontrol.estimators.levels import EXCESS, RATIOS, REQUESTS, TESTED, Requests, gather
+from sdcontrol.estimators.levels import (
+    EXCESS,
+    KEPT,
+    POPULATION,
+    RATIOS,
+    REQUESTS,
+    TESTED,
+    Kept,
+    Population,
+    Requests,
+    gather,
+)
 
 __all__ = ["TERMS", "Survival", "Terms", "believe"]
 
@@ -22,14 +33,12 @@ IntArray = NDArray[np.int64]
 _OWN_SHRINK_TOKENS = 128.0  # tokens that the model is worth against own counts
 _LEAST_HAZARD = 1e-4
 
-Seated = tuple[Requests, FloatArray]
-Terms = tuple[IntArray, tuple[FloatArray, NDArray[np.bool_]], Seated, int]
+Terms = tuple[IntArray, tuple[FloatArray, NDArray[np.bool_]], Kept, int]
 """What survival is computed from beside hints: index, `[arms]`, among all arms; odds and `is_tree` of
-the averages; what is kept of requests, and priors, `[arms, levels]`; draft tokens. Do not write."""
+the averages; what is kept of requests and arms; draft tokens. Do not write."""
 _INDEX = "int64[::1]"
 _AVERAGES = "Tuple((float64[:,:,::1], boolean[::1]))"
-_SEATED = f"Tuple(({REQUESTS}, float64[:,::1]))"
-TERMS = f"Tuple(({_INDEX}, {_AVERAGES}, {_SEATED}, int64))"
+TERMS = f"Tuple(({_INDEX}, {_AVERAGES}, {KEPT}, int64))"
 
 
 class Survival(Mapping[str, FloatArray]):
@@ -92,11 +101,11 @@ def _reach(odds: FloatArray, is_tree: bool, reached: FloatArray) -> None:
 
 
 @compiled(
-    f"void(Tuple(({REQUESTS}, int64, float64[::1])), UniTuple(int64[::1], 2), float64[:,:,::1],"
+    f"void(Tuple(({REQUESTS}, int64, {POPULATION})), UniTuple(int64[::1], 2), float64[:,:,::1],"
     " boolean, float64[:,::1])"
 )
 def _survive(
-    own: tuple[Requests, int, FloatArray],  # and the arm's index and prior
+    own: tuple[Requests, int, Population],  # and the arm's index
     drafts: tuple[IntArray, IntArray],  # most tokens and buckets, `[requests]`
     reached: FloatArray,
     is_tree: bool,
@@ -107,10 +116,11 @@ def _survive(
     Levels are those of each request, or of its batch if that is of one kind and the request does not
     stand out from the others; own counts correct.
     """
-    (requests, arm, prior), (most, buckets) = own, drafts
+    (requests, arm, population), (most, buckets) = own, drafts
+    prior = population[1][arm]
     slots, likelihood, _, _, counts = requests
     levels, together = np.empty(len(RATIOS)), np.empty(len(RATIOS))
-    probability = gather(requests, arm, prior, together)
+    probability = gather(requests, arm, population, together)
     for r in range(len(slots)):
         if most[r] == 0:
             continue
@@ -136,23 +146,23 @@ def _survive(
 
 
 @compiled(
-    f"float64[:,:,::1]({_INDEX}, {_AVERAGES}, {_SEATED},"
+    f"float64[:,:,::1]({_INDEX}, {_AVERAGES}, {KEPT},"
     " Tuple((int64[:,::1], int64[:,::1], float64[:,::1], boolean[:,::1])), int64)"
 )
 def believe(
     index: IntArray,  # [arms], among all arms
     averages: tuple[FloatArray, NDArray[np.bool_]],  # odds, is_tree
-    seated: Seated,
+    kept: Kept,
     hints: tuple[IntArray, IntArray, FloatArray, NDArray[np.bool_]],  # of `Columns`
     depth: int,
 ) -> FloatArray:
     """Survival, `[arms, requests, depth]`: products of hazards (chains) or rates (trees)."""
     odds, is_tree = averages
-    requests, priors = seated
+    requests, population = kept
     limits, match_tokens, confidence, is_allowed = hints
     survival = np.zeros((*limits.shape, depth))
     most, buckets = np.empty(limits.shape[1], np.int64), np.empty(limits.shape[1], np.int64)
-    reached = np.empty((odds.shape[1], priors.shape[1], odds.shape[2]))  # of the arm at hand
+    reached = np.empty((odds.shape[1], len(RATIOS), odds.shape[2]))  # of the arm at hand
     for a in range(len(index)):
         arm, is_ready = index[a], np.zeros(odds.shape[1], np.bool_)
         for r in range(len(most)):
@@ -161,6 +171,6 @@ def believe(
             if most[r] and not is_ready[buckets[r]]:
                 is_ready[buckets[r]] = True
                 _reach(odds[arm, buckets[r]], is_tree[arm], reached[buckets[r]])
-        own, drafts = (requests, arm, priors[arm]), (most, buckets)
+        own, drafts = (requests, arm, population), (most, buckets)
         _survive(own, drafts, reached, is_tree[arm], survival[a])
     return survival
