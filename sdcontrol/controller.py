@@ -209,16 +209,15 @@ class Controller:
         return last is not None and abs(last.log_error) > _SURPRISE
 
     def _learn(self) -> None:
-        """Acceptances from all that waited, costs from the last: the others were much the same."""
+        """Acceptances from all that waited, costs from the last, if at all: the others were much the same."""
         waiting, self._unlearnt = self._unlearnt, []
         is_ours = isinstance(self.acceptance, AcceptanceEstimator)  # which takes them at once
         for observation in (merged(waiting),) if is_ours else waiting:
             self.acceptance.update(observation)
         self._waiting.learnt()
         update_cost, last = getattr(self.cost, "update", None), waiting[-1]
-        if update_cost is None or self._waiting.costs_may_wait(last, self._is_surprised):
-            return
-        update_cost(last)
+        if update_cost is not None and self._waiting.takes_costs(last, self._is_surprised):
+            update_cost(last)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

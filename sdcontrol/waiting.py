@@ -82,13 +82,13 @@ class Waiting:
         """Take note that what waited was learnt."""
         self._num_learnt += 1
 
-    def costs_may_wait(self, observation: Observation, is_surprised: bool) -> bool:
-        """Whether this step need not teach costs, where the last one that did was no surprise."""
+    def takes_costs(self, observation: Observation, is_surprised: bool) -> bool:
+        """Whether a step is to teach costs, and takes note if so; the last that did may be a surprise."""
         step = observation.view.step
         if self._is_due and not is_surprised and 0 <= step - self._cost_step < _COST_STEPS:
-            return True
+            return False
         self._cost_step = step
-        return False
+        return True
 
     def may_wait(self, observation: Observation, num_waiting: int) -> bool:
         """Whether `num_waiting` observations, of which this is the last, may wait for the next."""

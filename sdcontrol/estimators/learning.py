@@ -55,9 +55,7 @@ def _weight(state: FloatArray, variance: float) -> float:
     return 1.0 / float(oddness * (1.0 + before * variance / _FAIR_SHARE))
 
 
-@compiled(
-    f"void(int64[:, ::1], {KEPT})",
-)
+@compiled(f"void(int64[:, ::1], {KEPT})")
 def _settle(arms: IntArray, kept: Kept) -> None:
     """What the levels of every (request, arm) that learnt something come to, once.
 
@@ -130,7 +128,7 @@ def learn(
     `hints` are the row of each arm, negative where nothing is hinted, in the buckets that follow,
     `[rows, requests]`.
     """
-    population = kept[1]
+    _, population = kept
     tested, accepted, prior, odds = averages
     is_stale = np.zeros(tested.shape[:2], np.bool_)
     totals = _learn_outcomes(evidence, kept, hints, averages, is_stale)

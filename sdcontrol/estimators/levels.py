@@ -4,7 +4,7 @@ Of every (request, arm) the likelihood of its outcomes at each level is kept. Be
 prior: normal distributions around zero, narrow to wide, mixed by weights that are learnt. So one that
 is far from all others is soon known to be, while a few rejections of one that is like them remain bad
 luck. Requests that decode together may all be at one level; how probable that is goes by all of their
-outcomes. Knows nothing of hints, averages or names; arrays in, changed in place.
+outcomes, and by how often new ones were. Knows nothing of hints, averages or names; arrays in, changed in place.
 """
 
 import math
