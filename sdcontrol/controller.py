@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost, Prediction
 from sdcontrol.estimators.merging import merged
-from sdcontrol.estimators.survival import Survival
+from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.logs import EventLog
 from sdcontrol.waiting import Waiting
 
@@ -107,6 +105,7 @@ class Controller:
         self._believed: tuple[BatchView, Belief] | None = None
         self._unlearnt: list[Observation] = []
         self._waiting = Waiting(max_draft_tokens)
+        self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
         self._may_repeat: Callable[[Plan], bool] | None = getattr(self.policy, "may_repeat", None)
 
     def belief(self, view: BatchView) -> Belief:
@@ -123,7 +122,7 @@ class Controller:
             if isinstance(self.acceptance, AcceptanceEstimator):  # whose numbers are finite
                 survival = self.acceptance.believed(view, self.max_draft_tokens)
             else:
-                survival = _finite(self.acceptance.survival(view, self.max_draft_tokens))
+                survival = finite(self.acceptance.survival(view, self.max_draft_tokens))
             self._believed = view, Belief(survival, self.cost)
         return self._believed[1]
 
@@ -159,10 +158,13 @@ class Controller:
         refine = getattr(self.policy, "refine", None)
         if refine is None or self.is_quarantined or plan.is_off:
             return plan
+        ours = self.acceptance if isinstance(self.acceptance, AcceptanceEstimator) else None
+        if self._by_confidence and ours is not None and not ours.heeds(plan):
+            return plan
         try:
             belief = self._belief(view)
             survival = self.acceptance.condition(view, plan, confidence, belief.survival)
-            given = Belief(_finite(survival), belief.cost)
+            given = Belief(finite(survival), belief.cost)
             shorter: Plan = refine(view, plan, confidence, given)
             _check_shorter(shorter, plan)
         except PlanError as error:
@@ -287,13 +289,3 @@ def _check_shorter(shorter: Plan, plan: Plan) -> None:
                 f"refine changed {before} to {after} for request {row}; it may only lower "
                 "num_draft_tokens"
             )
-
-
-def _finite(survival: Mapping[str, FloatArray]) -> Mapping[str, FloatArray]:
-    """`survival` with every entry in [0, 1]; what is not a number counts as never accepted."""
-    if all(np.isfinite(rows).all() for rows in survival.values()):
-        return survival
-    return {
-        arm: np.clip(np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
-        for arm, rows in survival.items()
-    }

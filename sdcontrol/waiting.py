@@ -17,11 +17,11 @@ from sdcontrol.estimators.hints import bucket_of_match
 
 __all__ = ["Waiting"]
 
-_FIRST_STEPS = 64  # of a controller, each of which is news
+_FIRST_STEPS = 32  # of a controller, each of which is news
 _MOST_WAITING = 8  # observations, the last one included
 _COST_STEPS = 8  # from one that costs are learnt from to the next
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
-_YOUNG_STEPS = 4  # of a request, each of which is news
+_YOUNG_STEPS = 2  # of a request, each of which is news
 _YOUNG_TOKENS = 4  # generated; before that a request's choice stands until something is learnt
 _MOST_KNOWN = 4096  # requests, of which it is kept that they came
 _MOST_REQUESTS = 4  # of a batch whose plan may be put together from earlier ones
@@ -68,7 +68,7 @@ class Waiting:
         """Take note of a step, and of its plan where that may stand for others."""
         timing = observation.timing
         share = timing.controller_seconds / max(timing.total_seconds, 1e-9)
-        if 0.0 <= share <= 1.0:  # False for NaN
+        if observation.view.requests and 0.0 <= share <= 1.0:  # False for NaN
             self._share += _RATE * (share - self._share)
         self._steps += 1
         self._notice(observation.view)

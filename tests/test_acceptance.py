@@ -411,6 +411,25 @@ def test_confidence_says_nothing_before_tokens_were_verified() -> None:
     np.testing.assert_allclose(believed(estimator, "a"), before[ARM][0], atol=1e-9)
 
 
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_confidence_that_tells_no_tokens_apart_says_nothing(is_spread: bool) -> None:
+    """Right half of the time, however sure: the request's own acceptance says more."""
+    estimator, rng = AcceptanceEstimator(), np.random.default_rng(7)
+    plan = Plan.uniform(view_of(["a"]), ARM, 2)
+    for step in range(600):
+        sure = float(rng.random()) if is_spread else 2e-4
+        right = int(rng.random() < 0.5)
+        view = view_of([f"taught {step % 10}"], step)
+        estimator.update(outcome(view, [1], [right], confidence=((sure,),)))
+    view = view_of(["a"])
+    before = estimator.survival(view)
+    after = estimator.condition(view, plan, ((0.95, 0.95),), before)[ARM]
+    np.testing.assert_allclose(after, before[ARM], atol=0.1 if is_spread else 1e-9)
+    assert is_spread or not estimator.heeds(plan)
+    assert with_known_confidence().heeds(plan)
+    assert not with_known_confidence().heeds(Plan.off(view))
+
+
 def test_confidence_in_drafted_tokens_replaces_their_hazards() -> None:
     estimator = with_known_confidence()
     view = view_of(["a", "b"])

@@ -4,10 +4,20 @@ import numpy as np
 import pytest
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import BatchView, Belief, Hint, Observation, RequestView, Timing, family_of
-from sdcontrol.policies.at_once import answer_at_once
+from sdcontrol.core import (
+    BatchView,
+    Belief,
+    Choice,
+    Hint,
+    Observation,
+    Plan,
+    RequestView,
+    Timing,
+    family_of,
+)
+from sdcontrol.policies.at_once import answer_at_once, refine_at_once
 from sdcontrol.policies.maximise import maximise
-from sdcontrol.policies.reading import read
+from sdcontrol.policies.reading import read, read_drafted
 
 ARMS = ("draft_model", "ngram", "sparse_kv:128", "ngram:b", "sparse_kv:64")
 HORIZON = 64
@@ -73,6 +83,44 @@ def test_one_call_answers_what_the_steps_one_by_one_answer(
         assert most == len(problem.verify) - 1
         controller.observe(outcome(rng, controller, view))
     assert num_answered > 40
+
+
+@pytest.mark.parametrize("batch", [1, 3, 17])
+def test_one_call_refines_as_the_steps_one_by_one_do(batch: int) -> None:
+    """After some of a plan is drafted, with confidences that come with it or do not."""
+    rng, num_shortened = np.random.default_rng(batch), 0
+    controller = Controller("goodput", token_edges=(8, 16, 32, 64), clock=None)
+    for step in range(60):
+        view = drawn_view(rng, step, batch)
+        plan = plan_of(rng, view)
+        drafted = [int(rng.integers(0, c.num_draft_tokens + 1)) for c in plan.choices]
+        confidence = tuple(tuple(rng.random(n).tolist()) for n in drafted)
+        belief = controller.belief(view)
+        survival = controller.acceptance.condition(view, plan, confidence, belief.survival)
+        slowly = controller.acceptance.condition(view, plan, confidence, dict(belief.survival))
+        for arm in slowly:
+            np.testing.assert_allclose(survival[arm], slowly[arm], rtol=1e-12)
+        given = Belief(survival, belief.cost)
+        lengths = refine_at_once(view, plan, drafted, given)
+        problem = read_drafted(view, plan, drafted, Belief(slowly, belief.cost))
+        if plan.is_off or problem is None:
+            assert lengths is None
+        else:
+            assert lengths == maximise(problem).length.tolist()
+            num_shortened += lengths != [c.num_draft_tokens for c in plan.choices]
+        controller.observe(outcome(rng, controller, view))
+    assert num_shortened > 10
+
+
+def plan_of(rng: np.random.Generator, view: BatchView) -> Plan:
+    """What requests may use, at random lengths."""
+    choices = []
+    for request in view.requests:
+        arm = rng.choice([*request.drafters, ""])
+        most = min(request.remaining_tokens - 1, 6)
+        length = int(rng.integers(0, most + 1)) if arm else 0
+        choices.append(Choice.of(str(arm), length) if length else Choice.off())
+    return Plan(tuple(choices))
 
 
 def test_other_beliefs_and_steps_with_a_prompt_are_left_to_the_steps_one_by_one() -> None:

@@ -282,6 +282,25 @@ def test_a_refinement_that_does_more_than_shorten_is_ignored(
     assert len(controller.take_faults()) == 1
 
 
+def test_goodput_is_not_asked_to_refine_where_confidences_say_nothing() -> None:
+    controller = Controller("goodput", clock=None)
+    view = view_of(0, 2)
+    plan = Plan.uniform(view, "draft_model", 4)
+    assert controller.refine(view, plan, ((1e-9,) * 4,) * 2) is plan
+    rng = np.random.default_rng(1)
+    for step in range(200):
+        seen, sure = view_of(step, 1), float(rng.random())
+        used = Plan.uniform(seen, "draft_model", 1)
+        right = int(rng.random() < sure)
+        timing = Timing({"draft_model": 5e-3}, 1e-2)
+        controller.observe(
+            Observation(
+                seen, used, (1,), (1,), (right,), (right + 1,), timing, confidence=((sure,),)
+            )
+        )
+    assert controller.refine(view, plan, ((1e-9,) * 4,) * 2) != plan
+
+
 def test_refinement_shortens() -> None:
     controller = Controller(
         Refining(lambda view, plan, confidence, belief: Plan.uniform(view, "sparse_kv:512", 1))
@@ -483,7 +502,7 @@ def test_plans_that_try_an_arm_or_are_another_policys_are_not_repeated() -> None
     assert not any(kept(plans))
 
 
-@pytest.mark.parametrize(("share", "stay", "bunch"), [(0.2, 500, 8), (0.2, 3, 1), (0.005, 500, 1)])
+@pytest.mark.parametrize(("share", "stay", "bunch"), [(0.2, 500, 8), (0.2, 2, 1), (0.005, 500, 1)])
 def test_learning_waits_only_where_it_weighs_and_requests_are_known(
     share: float, stay: int, bunch: int
 ) -> None:
@@ -503,6 +522,21 @@ def test_learning_waits_only_where_it_weighs_and_requests_are_known(
         assert estimator.learnt == list(range(len(estimator.learnt)))
         most_unlearnt = max(most_unlearnt, step + 1 - len(estimator.learnt))
     assert most_unlearnt == bunch - 1
+
+
+def test_steps_without_requests_say_nothing_of_what_the_controller_takes() -> None:
+    """Such a step has nothing but overhead: nothing is put off after it."""
+    estimator = Counting()
+    controller = Controller("goodput", acceptance=estimator)
+    rng = np.random.default_rng(2)
+    for step in range(120):
+        is_idle = step % 3 == 0
+        view = BatchView(step, (), 1000) if is_idle else view_of(step, 2)
+        observation = decoded(view, controller.plan(view), rng)
+        seconds = 1.0 if is_idle else 0.005 * observation.timing.verify_seconds
+        timing = replace(observation.timing, controller_seconds=seconds, overhead_seconds=0.0)
+        controller.observe(replace(observation, timing=timing))
+        assert len(estimator.learnt) == step + 1
 
 
 @pytest.mark.parametrize("change", [0.4, 1.6, 4.0])

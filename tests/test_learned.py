@@ -118,10 +118,10 @@ def test_a_saved_model_predicts_the_same(model: LearnedModel, tmp_path: Path) ->
     loaded = load(tmp_path / "model.skops")
     view = recorded(seed=4, steps=1)[0].view
     belief = Belief(AcceptanceEstimator(8).survival(view, 8), ToyCost())
-    for arm, rows in model.survival(view, belief.survival).items():
-        assert (rows != belief.survival[arm]).any()
-        np.testing.assert_array_equal(loaded.survival(view, belief.survival)[arm], rows)
     assert loaded.knows(view)
+    for arm, rows in Learned(model).survival(view, belief.survival).items():
+        assert (rows != belief.survival[arm]).any()
+        np.testing.assert_array_equal(Learned(loaded).survival(view, belief.survival)[arm], rows)
     assert loaded.cost.overhead == model.cost.overhead
     built = policies.build(f"learned:{tmp_path / 'model.skops'}")
     assert built.plan(view, belief) == Learned(model).plan(view, belief)

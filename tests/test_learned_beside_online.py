@@ -12,14 +12,19 @@ from sdcontrol import policies
 from sdcontrol.core import BatchView, Belief, Observation, RequestView, Timing
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.policies.at_once import answer_at_once
 from sdcontrol.policies.checks import ToyCost
 from sdcontrol.policies.learned import Learned
-from sdcontrol.policies.learned_acceptance import Outcome, corrected, fit_arms, log_loss
+from sdcontrol.policies.learned_acceptance import Corrector, Outcome, fit_arms, log_loss
 from sdcontrol.policies.learned_features import NUM_FEATURES, ODDS, features, hazards_of
 from sdcontrol.policies.learned_model import LearnedModel, fit
-from sdcontrol.policies.learned_speed import MixedCost
+from sdcontrol.policies.learned_speed import MixedCost, TermedMix
 from sdcontrol.policies.learned_trust import observed_seconds
+from sdcontrol.policies.maximise import maximise
+from sdcontrol.policies.reading import read
 from tests.learned_support import ARM, seen_run
+
+VIEW = seen_run(0, 1)[0].view
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,7 @@ def test_a_mixed_price_is_monotone_and_never_far_from_the_online_one(
     policy = Learned(model)
     policy.update(seen_run(6, 1, slower=slower)[0])
     online = ToyCost()
-    mixed = policy.speeds.with_online(online)
+    mixed = policy.speeds.with_online(online, VIEW)
     points = np.array(tokens, float)
     prices = mixed.verify_seconds(points, float(kv_tokens), num_requests)
     plain = online.verify_seconds(points, float(kv_tokens), num_requests)
@@ -84,16 +89,53 @@ def test_a_mixed_price_is_monotone_and_never_far_from_the_online_one(
     assert (np.diff(rounds) >= -1e-15).all()
 
 
+def test_prices_in_one_piece_are_those_one_by_one(model: LearnedModel) -> None:
+    """Rounds and catch-ups where the lines touch: at the step's own load."""
+    policy, online = after(model, seen_run(7, 60))
+    view = seen_run(8, 1)[0].view
+    mixed, batch = policy.speeds.with_online(online, view), len(view.requests)
+    kv_tokens = float(sum(request.context_tokens for request in view.requests))
+    assert isinstance(mixed, TermedMix)
+    table = mixed.step_table(batch, 40, kv_tokens, batch)
+    tokens = np.arange(float(batch), batch + 41.0)
+    one_by_one = mixed.verify_seconds(tokens, kv_tokens, batch) + mixed.overhead_seconds()
+    np.testing.assert_allclose(table, one_by_one, rtol=1e-9)
+    known, other = mixed.lines((ARM, "other"))
+    assert np.dot(known[:3], (1.0, batch, kv_tokens)) == pytest.approx(
+        float(mixed.draft_seconds(ARM, float(batch), kv_tokens))
+    )
+    assert np.dot(known[3:], (1.0, 64.0)) == pytest.approx(mixed.catch_up_seconds(ARM, 64.0))
+    np.testing.assert_array_equal(other, online.lines(("other",))[0])
+
+
+def test_what_was_learnt_is_planned_with_in_one_call(model: LearnedModel) -> None:
+    """The answer is that of corrected survival and mixed prices, one after the other."""
+    policy, online = after(model, seen_run(7, 60))
+    estimator, num_corrected = AcceptanceEstimator(8), 0
+    for observation in seen_run(12, 60):
+        view = observation.view
+        before = estimator.survival(view, 8)
+        survival, cost = policy.survival(view, before), policy.cost(view, online)
+        num_corrected += bool((survival[ARM] != before[ARM]).any())
+        answered = answer_at_once(view, Belief(survival, cost), 64)
+        problem = read(view, Belief(dict(survival), cost), 64)
+        assert answered is not None
+        assert problem is not None
+        assert answered.answer.length.tolist() == maximise(problem).length.tolist()
+        estimator.update(observation)
+    assert num_corrected > 30
+
+
 def test_catching_up_has_a_price(model: LearnedModel) -> None:
     """20 us a token."""
     assert model.cost.catch_up_seconds(ARM, 100.0) == pytest.approx(2e-3, rel=0.2)
     policy, online = after(model, seen_run(7, 40))
-    assert policy.speeds.with_online(online).catch_up_seconds(ARM, 100.0) > 5e-4
+    assert policy.speeds.with_online(online, VIEW).catch_up_seconds(ARM, 100.0) > 5e-4
 
 
 def test_a_family_that_was_not_learnt_keeps_its_online_price(model: LearnedModel) -> None:
     policy, online = after(model, seen_run(7, 5))
-    mixed = policy.speeds.with_online(online)
+    mixed = policy.speeds.with_online(online, VIEW)
     assert mixed.draft_seconds("other", 4.0, 100.0) == online.draft_seconds("other", 4.0, 100.0)
     assert mixed.catch_up_seconds("other", 4.0) == online.catch_up_seconds("other", 4.0)
 
@@ -119,7 +161,7 @@ def test_on_a_machine_of_another_shape_it_plans_with_the_online_cost(model: Lear
     reason = policy.plan(view, Belief(survival, toy)).reason
     assert reason.startswith("learned, but not the times")
     usual_again = policy
-    for observation in [*run, *seen_run(9, 60)]:
+    for observation in [*run, *seen_run(9, 240)]:
         usual_again.update(observation)
     assert usual_again.cost(view, toy) is not toy, "once steps are as learnt, it is used again"
 
@@ -130,7 +172,7 @@ def test_requests_unlike_any_trained_on_keep_their_online_acceptance(model: Lear
     hot = replace(request, id="hot", temperature=1.0)
     view = BatchView(0, (request, hot), 1000)
     survival = {ARM: np.cumprod(np.full((2, 4), 0.6), axis=1)}
-    learned = model.survival(view, survival)[ARM]
+    learned = Corrector(model.acceptance).corrected(view, survival)[ARM]
     assert (learned[0] != survival[ARM][0]).all()
     np.testing.assert_allclose(learned[1], survival[ARM][1])
 
@@ -144,7 +186,7 @@ def test_the_compiled_correction_is_the_regression(
     view = seen_run(11, 30)[step].view
     rows = np.cumprod(np.full((len(view.requests), 5), rate), axis=1)
     rows[:, limit:] = 0.0
-    found = corrected(view, {ARM: rows}, model.acceptance)[ARM]
+    found = Corrector(model.acceptance).corrected(view, {ARM: rows})[ARM]
     online = hazards_of(rows)
     hazards = model.acceptance[ARM].hazards(features(view, ARM, online), online)
     np.testing.assert_allclose(found, np.where(rows > 0.0, np.cumprod(hazards, axis=1), 0.0))

@@ -43,7 +43,7 @@ class SyntheticVerifier(CoupledVerifier):
         self, rates: Rates | Mapping[str, Rates] | RatesOf, *, shares_luck: bool = False
     ) -> None:
         self.supports_trees = not shares_luck
-        self._rates_of: RatesOf = rates if callable(rates) else _given(rates)
+        self.rates_of: RatesOf = rates if callable(rates) else _given(rates)
 
     def stands(self, tasks: Sequence[VerifyTask]) -> NDArray[np.bool_]:
         """Whether a node is accepted where its parent is: all nodes, one task after the other."""
@@ -54,7 +54,7 @@ class SyntheticVerifier(CoupledVerifier):
         for task in tasks:
             if task.draft is None or not task.draft.tokens:
                 continue
-            own, length, depths = self._rates_of(task), len(task.tokens), depths_of(task.draft)
+            own, length, depths = self.rates_of(task), len(task.tokens), depths_of(task.draft)
             last = len(own) - 1
             rates.extend([own[depth if depth < last else last] for depth in depths])
             seeds.extend([task.sampler.seed] * len(depths))
@@ -65,7 +65,7 @@ class SyntheticVerifier(CoupledVerifier):
         return drawn < np.array(rates)
 
     def _accepts(self, walk: Walk, child: int, sample: int) -> bool:
-        rates, seed = self._rates_of(walk.task), walk.task.sampler.seed
+        rates, seed = self.rates_of(walk.task), walk.task.sampler.seed
         (noise,) = self._noises_of(walk.draft.tokens[child : child + 1])
         rate = rates[min(len(walk.path), len(rates) - 1)]
         return uniform(seed, walk.position, SYNTHETIC, noise) < rate

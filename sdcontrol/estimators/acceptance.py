@@ -27,7 +27,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Confidence, FloatArray, Observation, Plan
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.averages import ArmAverages
-from sdcontrol.estimators.confidence import ConfidenceCalibration, flattened, given
+from sdcontrol.estimators.confidence import ConfidenceCalibration, condition, flattened
 from sdcontrol.estimators.deviations import Deviations
 from sdcontrol.estimators.evidence import (
     KNOWN,
@@ -48,6 +48,7 @@ __all__ = ["AcceptanceEstimator", "Survival"]
 IntArray = NDArray[np.int64]
 
 _NO_CONFIDENCE = flattened(())
+_LEAST_TRUST = 0.05  # in confidences, from which they are heeded
 
 
 class AcceptanceEstimator:
@@ -106,24 +107,35 @@ class AcceptanceEstimator:
         plan: Plan,
         confidence: Confidence,
         survival: Mapping[str, FloatArray],
-    ) -> dict[str, FloatArray]:
+    ) -> Mapping[str, FloatArray]:
         """`survival` given the drafter's confidence in the tokens drafted so far.
 
         Drafted tokens take their calibrated confidence, later ones keep their hazards. A confidence
-        that is not a finite number says nothing. Trees keep their survival.
+        that is not a finite number says nothing. Trees keep their survival. What was computed when
+        asked for still is: to be asked before the next `update`.
         """
-        conditioned = dict(survival)
         drafters = [choice.drafter for choice in plan.choices]
-        known = flattened(confidence)
-        for arm in dict.fromkeys(drafters):
-            if arm is None or arm not in survival:
-                continue
-            index = self._averages.index(arm)
-            if not self._is_tree[index]:
-                rows = np.array([drafter == arm for drafter in drafters], np.bool_)
-                before = np.ascontiguousarray(survival[arm], np.float64)
-                conditioned[arm] = given(before, rows, *known, self._calibration.of(index))
+        known, calibration = (
+            flattened(confidence),
+            (self._calibration.curve, self._calibration.trust),
+        )
+        if isinstance(survival, Survival):
+            rows = {arm: row for row, arm in enumerate(survival.arms)}
+            used = np.array([rows.get(drafter or "", NOBODY) for drafter in drafters], np.int64)
+            return survival.given((used, known, calibration))
+        conditioned = dict(survival)
+        for arm in {drafter for drafter in drafters if drafter is not None}.intersection(survival):
+            used = np.array([0 if drafter == arm else NOBODY for drafter in drafters], np.int64)
+            table = np.array([survival[arm]], np.float64)
+            condition(table, (used, known, calibration), self._index((arm,)), self._is_tree)
+            conditioned[arm] = table[0]
         return conditioned
+
+    def heeds(self, plan: Plan) -> bool:
+        """Whether confidences say anything of what `plan` drafts."""
+        trust, index_of = self._calibration.trust, self._averages.index_of
+        arms = {choice.drafter for choice in plan.choices if choice.drafter in index_of}
+        return any(trust[index_of[arm]] > _LEAST_TRUST for arm in arms if arm is not None)
 
     # what is learnt
 

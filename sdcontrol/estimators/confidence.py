@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sdcontrol.compiled import compiled
 from sdcontrol.core import Confidence, FloatArray
 
-__all__ = ["ConfidenceCalibration", "calibrated", "flattened", "given"]
+__all__ = ["GIVEN", "ConfidenceCalibration", "Given", "calibrated", "condition", "flattened"]
 
 IntArray = NDArray[np.int64]
 
@@ -23,6 +23,14 @@ _CENTRES: FloatArray = (np.arange(_BINS) + 0.5) / _BINS
 _PRIOR_TOKENS = 4.0  # tokens in each bin that the uncalibrated confidence is worth
 _MEMORY_TOKENS = 2000.0  # tokens after which a bin forgets
 _KNOWN_TOKENS = 8.0  # verified tokens of an arm, at which its confidence is half trusted
+_TELLING_VARIANCE = 0.0025  # of calibrated confidences, at which they are half trusted
+
+Given = tuple[IntArray, tuple[FloatArray, IntArray], tuple[FloatArray, FloatArray]]
+"""The arm that each request drafts with, by row, or a negative number, `[requests]`; its tokens'
+confidences, see `flattened`; curves and trust of all arms."""
+GIVEN = (
+    "Tuple((int64[::1], Tuple((float64[::1], int64[::1])), Tuple((float64[:,::1], float64[::1]))))"
+)
 
 
 class ConfidenceCalibration:
@@ -31,7 +39,9 @@ class ConfidenceCalibration:
     Bins of equal width, each shrunk to its own centre, made non-decreasing by pooling adjacent
     violators, read with linear interpolation. All arrays are `[arms, bins]`, but for `trust`, `[arms]`:
     how far an arm's confidence says anything. It is 0 until tokens were verified, whatever their confidence
-    was: a model that is seldom sure, and right all the same, would never be verified else.
+    was: a model that is seldom sure, and right all the same, would never be verified else. And it stays
+    near 0 where all tokens are as probable, whatever their confidence: what is known of the request
+    says more then.
     """
 
     def __init__(self, num_arms: int = 0) -> None:
@@ -51,10 +61,6 @@ class ConfidenceCalibration:
         self.curve = np.concatenate([self.curve, blank * 0.0 + _CENTRES])
         self.trust = np.concatenate([self.trust, np.zeros(len(blank))])
         self._seen = np.concatenate([self._seen, np.zeros(len(blank))])
-
-    def of(self, arm: int) -> tuple[FloatArray, float]:
-        """The curve of an arm, and how far it is trusted."""
-        return self.curve[arm], float(self.trust[arm])
 
     def update(
         self,
@@ -108,6 +114,21 @@ def _pool(tested: FloatArray, accepted: FloatArray, curve: FloatArray) -> None:
         end += length[block]
 
 
+@compiled("float64(float64[::1], float64[::1])")
+def _told(tested: FloatArray, curve: FloatArray) -> float:
+    """How far confidences tell tokens apart, in [0, 1]."""
+    tokens = total = square = 0.0
+    for b in range(_BINS):
+        weight = max(tested[b] - _PRIOR_TOKENS, 0.0)
+        tokens += weight
+        total += weight * curve[b]
+        square += weight * curve[b] ** 2
+    if tokens == 0.0:
+        return 0.0
+    variance = max(square / tokens - (total / tokens) ** 2, 0.0)
+    return variance / (variance + _TELLING_VARIANCE)
+
+
 @compiled(
     "void(UniTuple(int64[::1], 3), Tuple((float64[::1], int64[::1])),"
     " UniTuple(float64[:, ::1], 3), UniTuple(float64[::1], 2), boolean[::1])"
@@ -139,37 +160,33 @@ def _calibrate(
     for arm in range(len(curve)):
         if touched[arm]:
             _pool(tested[arm], accepted[arm], curve[arm])
-            trust[arm] = seen[arm] / (seen[arm] + _KNOWN_TOKENS)
+            told = _told(tested[arm], curve[arm])
+            trust[arm] = told * seen[arm] / (seen[arm] + _KNOWN_TOKENS)
 
 
-@compiled(
-    "float64[:, ::1](float64[:, ::1], boolean[::1], float64[::1], int64[::1],"
-    " Tuple((float64[::1], float64)))"
-)
-def given(
-    survival: FloatArray,  # [requests, K], of chains
-    rows: NDArray[np.bool_],  # [requests], whose confidence this is about
-    values: FloatArray,
-    starts: IntArray,
-    calibration: tuple[FloatArray, float],  # curve, trust
-) -> FloatArray:
-    """Survival given confidences: known tokens take theirs, calibrated, as far as it is trusted.
+@compiled(f"void(float64[:,:,::1], {GIVEN}, int64[::1], boolean[::1])")
+def condition(
+    survival: FloatArray,  # [arms, requests, K]
+    given: Given,
+    index: IntArray,  # [arms], among all arms
+    is_tree: NDArray[np.bool_],
+) -> None:
+    """Take confidences into account, in place: known tokens take theirs, calibrated, as far as it is trusted.
 
-    Others keep their hazards. A confidence that is not a finite number says nothing.
+    Others keep their hazards, and so do trees. A confidence that is not a finite number says nothing.
     """
-    conditioned, (curve, trust) = survival.copy(), calibration
-    for r in range(min(len(rows), len(survival), len(starts) - 1)):
-        length = starts[r + 1] - starts[r]
-        if not rows[r] or length == 0:
+    used, (values, starts), (curves, trusts) = given
+    for r in range(min(len(used), survival.shape[1], len(starts) - 1)):
+        a, length = used[r], starts[r + 1] - starts[r]
+        if a < 0 or length == 0 or is_tree[index[a]]:
             continue
-        running = before = 1.0
-        for j in range(survival.shape[1]):
-            hazard = survival[r, j] / before if before > 0.0 else survival[r, j]
-            before = survival[r, j]
+        curve, trust, running, before = curves[index[a]], trusts[index[a]], 1.0, 1.0
+        for j in range(survival.shape[2]):
+            hazard = survival[a, r, j] / before if before > 0.0 else survival[a, r, j]
+            before = survival[a, r, j]
             value = values[starts[r] + j] if j < length else np.nan
             if np.isfinite(value):
                 said = calibrated(min(max(value, 0.0), 1.0), curve)
                 hazard += trust * (said - hazard)
             running *= hazard
-            conditioned[r, j] = running
-    return conditioned
+            survival[a, r, j] = running

@@ -15,13 +15,20 @@ import numpy as np
 
 from sdcontrol.core import Cost, FloatArray
 from sdcontrol.estimators.loads import VerifyLoad, is_plausible
-from sdcontrol.estimators.pricing import Pricing, featured, padded, priced, read_off, tabled
+from sdcontrol.estimators.pricing import (
+    PRIOR_ALONE,
+    Pricing,
+    featured,
+    padded,
+    priced,
+    read_off,
+    tabled,
+)
 from sdcontrol.estimators.regression import OnlineRegression
 from sdcontrol.estimators.staircase import Staircase, interpolated, token_grid
 
 __all__ = ["LearntForward"]
 
-_PRIOR_ALONE = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 _SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3])
 _MOST_RESIDUAL = 0.5  # of the expected time, that one measurement may correct a stair by
 _MOST_NEWS = 3.0  # the same, at a load that is new
@@ -68,7 +75,7 @@ class LearntForward:
     def coefficients(self) -> tuple[float, ...]:
         """Of the prior, 1, T, V, B and T V / B, in seconds; the prior alone before measurements."""
         if self._regression is None:
-            return tuple(_PRIOR_ALONE.tolist())
+            return tuple(PRIOR_ALONE.tolist())
         return tuple(self._regression.coefficients.tolist())
 
     def seconds(self, num_tokens: FloatArray, kv_tokens: float, num_requests: int) -> FloatArray:
@@ -103,7 +110,7 @@ class LearntForward:
         tokens = float(features[2])
         expected = self.seconds_of(load)
         if self._regression is None:
-            self._regression = OnlineRegression(features, _PRIOR_ALONE, _SPREAD)
+            self._regression = OnlineRegression(features, PRIOR_ALONE, _SPREAD)
         is_familiar = self._is_familiar(load)
         changed = self._regression.update(
             features, seconds, expected=expected, is_familiar=is_familiar
@@ -151,7 +158,7 @@ class LearntForward:
         below, above, share = self._nearest_priors(kv_tokens, num_requests)
         tables = self._grid, below, above, self._stairs.correction
         if regression is None:
-            return tables, (share, 0.0), _PRIOR_ALONE
+            return tables, (share, 0.0), PRIOR_ALONE
         return tables, (share, regression.scale), regression.coefficients
 
     def _nearest_priors(

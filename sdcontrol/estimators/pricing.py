@@ -9,12 +9,24 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.estimators.staircase import interpolated
 
-__all__ = ["PRICING", "Pricing", "featured", "padded", "priced", "read_off", "tabled"]
+__all__ = [
+    "PRICING",
+    "PRIOR_ALONE",
+    "Pricing",
+    "featured",
+    "padded",
+    "priced",
+    "read_off",
+    "tabled",
+]
 
 PRICING = "UniTuple(float64[::1], 4), UniTuple(float64, 2), float64[::1]"
 Pricing = tuple[
     tuple[FloatArray, FloatArray, FloatArray, FloatArray], tuple[float, float], FloatArray
 ]
+
+PRIOR_ALONE: FloatArray = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+"""Coefficients with which a forward takes what the prior says. Do not write."""
 
 
 @compiled("float64[::1](float64[::1], float64[::1])")

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from sdcontrol.columns import columns_of
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, FloatArray
+from sdcontrol.estimators.confidence import Given, condition
+from sdcontrol.estimators.correction import NOTHING, Correction, beside_of, correct
 from sdcontrol.estimators.hints import bucket_of
 from sdcontrol.estimators.levels import (
     EXCESS,
@@ -26,7 +28,7 @@ from sdcontrol.estimators.levels import (
     gather,
 )
 
-__all__ = ["TERMS", "Survival", "Terms", "believe"]
+__all__ = ["TERMS", "Survival", "Terms", "believe", "finite"]
 
 IntArray = NDArray[np.int64]
 
@@ -48,9 +50,18 @@ class Survival(Mapping[str, FloatArray]):
     wants it as it is now asks before the next observation is learnt.
     """
 
-    def __init__(self, view: BatchView, arms: tuple[str, ...], terms: Terms) -> None:
+    def __init__(
+        self,
+        view: BatchView,
+        arms: tuple[str, ...],
+        terms: Terms,
+        correction: Correction = NOTHING,
+        confidence: Given | None = None,
+    ) -> None:
         self.arms = arms
         self.terms = terms
+        self.correction = correction
+        self.confidence = confidence
         self._view = view
         self._table: FloatArray | None = None
 
@@ -67,8 +78,21 @@ class Survival(Mapping[str, FloatArray]):
             columns.is_allowed,
         )
         table: FloatArray = believe(*self.terms[:-1], hints, self.terms[-1])
+        said = columns.context_tokens, columns.match_tokens, columns.confidence
+        correct(table, said, self.correction)
+        if self.confidence is not None:
+            index, (_, is_tree), *_ = self.terms
+            condition(table, self.confidence, index, is_tree)
         self._table = table
         return table
+
+    def corrected(self, weights: FloatArray) -> "Survival":
+        """The same with a correction, `[arms, 3, features]`, on top; see `Correction`."""
+        return Survival(self._view, self.arms, self.terms, (weights, beside_of(self._view)))
+
+    def given(self, confidence: Given) -> "Survival":
+        """The same, given confidences in what is drafted so far."""
+        return Survival(self._view, self.arms, self.terms, self.correction, confidence)
 
     def now(self) -> Self:
         """Itself, computed."""
@@ -86,6 +110,16 @@ class Survival(Mapping[str, FloatArray]):
 
     def __len__(self) -> int:
         return len(self.arms)
+
+
+def finite(survival: Mapping[str, FloatArray]) -> Mapping[str, FloatArray]:
+    """`survival` with every entry in [0, 1], as ours is; what is not a number counts as never accepted."""
+    if isinstance(survival, Survival) or all(np.isfinite(rows).all() for rows in survival.values()):
+        return survival
+    return {
+        arm: np.clip(np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
+        for arm, rows in survival.items()
+    }
 
 
 @compiled("void(float64[::1], boolean, float64[:, ::1])")

@@ -1,10 +1,11 @@
-"""From a view to the answer in one compiled call, where belief and cost are our own estimators'.
+"""From a view to the answer in one compiled call, before drafting or after some of it.
 
-The steps and the numbers are those of `reading` and `maximise`; what lies between them is not handed
-out. Right after a forward whatever passes between Python and compiled code has to be fetched from
+Where belief and cost are our own estimators'. The steps and the numbers are those of `reading` and
+`maximise`; what lies between them is not handed out. Right after a forward whatever passes between Python and compiled code has to be fetched from
 memory again: many small calls take longer than one (docs/log.md says by how much).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,16 +13,18 @@ from numpy.typing import NDArray
 
 from sdcontrol.columns import said_of, sorted_out
 from sdcontrol.compiled import compiled
-from sdcontrol.core import BatchView, Belief, FloatArray
+from sdcontrol.core import BatchView, Belief, FloatArray, Plan
+from sdcontrol.estimators.confidence import GIVEN, Given, condition
+from sdcontrol.estimators.correction import CORRECTION, Correction, correct
 from sdcontrol.estimators.price import has_terms
 from sdcontrol.estimators.pricing import PRICING, tabled
 from sdcontrol.estimators.survival import TERMS, Survival, Terms, believe
 from sdcontrol.policies.maximise import search
-from sdcontrol.policies.posing import pose, price
+from sdcontrol.policies.posing import pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray
-from sdcontrol.policies.reading import layout_of
+from sdcontrol.policies.reading import layout_of, rows_of
 
-__all__ = ["Answered", "answer_at_once"]
+__all__ = ["Answered", "answer_at_once", "refine_at_once"]
 
 _Prices = tuple[
     tuple[FloatArray, FloatArray, FloatArray, FloatArray],
@@ -30,6 +33,13 @@ _Prices = tuple[
     FloatArray,
     FloatArray,
 ]
+"""Of `StepTerms`: pricing, edges, lines."""
+_PRICES = f"Tuple(({PRICING}, float64[::1], float64[:,::1]))"
+
+_Columns = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray, IntArray]
+_COLUMNS = (
+    "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1], float64[:,::1], int64[:,::1]))"
+)
 
 
 class Answered(NamedTuple):
@@ -43,17 +53,16 @@ class Answered(NamedTuple):
 
 def answer_at_once(view: BatchView, belief: Belief, horizon_tokens: int) -> Answered | None:
     """What `maximise(read(...))` answers; None where it has to be asked."""
-    survival, cost = belief.survival, belief.cost
+    survival, cost, said = belief.survival, belief.cost, said_of(view)
     if view.prefill_tokens or not isinstance(survival, Survival) or not has_terms(cost):
         return None
-    said = said_of(view)
     layout = layout_of(said.arms, survival.arms)
     if not layout.arms:
         return None
     prices = cost.terms(said.kv_tokens, len(view.requests), layout.families)
     arm, length, numbers, most = _answer(
         (said.values, said.is_allowed),
-        survival.terms,
+        (survival.terms, survival.correction),
         (layout.rows, layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
         (prices.beside, float(said.kv_tokens), view.free_kv_tokens, horizon_tokens),
@@ -65,39 +74,110 @@ def answer_at_once(view: BatchView, belief: Belief, horizon_tokens: int) -> Answ
     return Answered(layout.arms, survival.terms[-1] + 1, answer, (first, last, most))
 
 
+def refine_at_once(
+    view: BatchView, plan: Plan, drafted: Sequence[int], belief: Belief
+) -> list[int] | None:
+    """The lengths that `maximise(read_drafted(...))` answers; None where it has to be asked."""
+    survival, cost, said = belief.survival, belief.cost, said_of(view)
+    if view.prefill_tokens or not isinstance(survival, Survival) or not has_terms(cost):
+        return None
+    offered = tuple(dict.fromkeys([c.drafter for c in plan.choices if c.drafter is not None]))
+    layout = layout_of(offered, survival.arms)
+    if survival.confidence is None or not layout.arms:
+        return None
+    prices = cost.terms(said.kv_tokens, len(view.requests), layout.families)
+    planned = [choice.num_draft_tokens for choice in plan.choices]
+    length, seconds = _refined(
+        ((said.values, said.is_allowed), (np.array(planned), np.array(drafted))),
+        (survival.terms, survival.confidence),
+        (rows_of(layout.arms, survival.arms), layout.budgets, layout.family),
+        (*prices.pricing, prices.edges, prices.lines),
+        (prices.beside, float(said.kv_tokens), view.free_kv_tokens),
+    )
+    return None if seconds < 0.0 else length.tolist()
+
+
+@compiled(f"Tuple(({_COLUMNS}, float64[:,:,::1]))(Tuple((float64[::1], boolean[:,::1])), {TERMS})")
+def _believe(
+    said: tuple[FloatArray, NDArray[np.bool_]], terms: Terms
+) -> tuple[_Columns, FloatArray]:
+    """The view's columns, and the survival of all arms."""
+    (values, is_allowed), (index, averages, seated, depth) = said, terms
+    columns = sorted_out(values, *is_allowed.shape)
+    _, _, limit, match, confidence, _ = columns
+    hints = limit, match, confidence, is_allowed
+    return columns, believe(index, averages, seated, hints, depth)
+
+
 @compiled(
     "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
     "Tuple((float64[::1], boolean[:,::1])), "
-    f"{TERMS}, UniTuple(int64[::1], 3), Tuple(({PRICING}, float64[::1], float64[:,::1])), "
+    f"Tuple(({TERMS}, {CORRECTION})), UniTuple(int64[::1], 3), {_PRICES}, "
     "Tuple((float64, float64, int64, int64)))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
-    terms: Terms,
+    believed: tuple[Terms, Correction],
     layout: tuple[IntArray, IntArray, IntArray],  # rows, budgets, family
-    prices: _Prices,  # of `StepTerms`
+    prices: _Prices,
     numbers: tuple[float, float, int, int],  # seconds beside, KV tokens, most drafts, horizon
 ) -> tuple[IntArray, IntArray, tuple[float, float, float, float], int]:
     """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are."""
-    values, is_allowed = said
-    index, averages, seated, depth = terms
-    rows, _, family = layout
+    (terms, correction), (rows, _, family) = believed, layout
     kept, weights, coefficients, edges, lines = prices
     beside, kv_tokens, most_drafts, horizon = numbers
-    arms, requests = is_allowed.shape
-    context, remaining, limit, match, confidence, lagging = sorted_out(values, arms, requests)
-    hints = limit, match, confidence, is_allowed
-    offered = believe(index, averages, seated, hints, depth)
+    (context, remaining, limit, match, confidence, lagging), offered = _believe(said, terms)
+    correct(offered, (context, match, confidence), correction)
     survival = np.empty(offered.shape)
-    for a in range(arms):
+    for a in range(len(rows)):
         survival[a] = offered[rows[a]]
-    posed = pose(survival, (context, remaining, limit, is_allowed), layout)
+    posed = pose(survival, (context, remaining, limit, said[1]), layout)
     by_line = np.zeros((0, 0)), lines
     rounds, catch_up = price(posed, by_line, (lagging, remaining), (rows, family), horizon)
     gain, limits, reads, _, most_tokens = posed
-    asked = edges, float(requests), max(min(most_tokens, most_drafts), 0), beside
-    verify, _ = tabled(kept, weights, coefficients, (kv_tokens, float(requests)), asked)
+    load = kv_tokens, float(len(context))
+    asked = edges, load[1], max(min(most_tokens, most_drafts), 0), beside
+    verify, _ = tabled(kept, weights, coefficients, load, asked)
     drafted = np.zeros(len(rounds), np.int64)
     problem = gain, limits, family, verify, rounds, reads, catch_up, drafted
     arm, length, tokens, seconds = search(problem, 0.0, False)
     return arm, length, (tokens, seconds, verify[0], verify[-1]), len(verify) - 1
+
+
+@compiled(
+    "Tuple((int64[::1], float64))("
+    "Tuple((Tuple((float64[::1], boolean[:,::1])), UniTuple(int64[::1], 2))), "
+    f"Tuple(({TERMS}, {GIVEN})), UniTuple(int64[::1], 3), {_PRICES}, "
+    "Tuple((float64, float64, int64)))"
+)
+def _refined(
+    said: tuple[tuple[FloatArray, NDArray[np.bool_]], tuple[IntArray, IntArray]],
+    believed: tuple[Terms, Given],
+    layout: tuple[IntArray, IntArray, IntArray],  # rows among the view's, budgets, family
+    prices: _Prices,
+    numbers: tuple[float, float, int],  # seconds beside, KV tokens, most drafts
+) -> tuple[IntArray, float]:
+    """Lengths, of planned and drafted ones, and the seconds of the step."""
+    (terms, given), (rows, budgets, family), (planned, drafted) = believed, layout, said[1]
+    kept, weights, coefficients, edges, lines = prices
+    beside, kv_tokens, most_drafts = numbers
+    (context, remaining, _, _, _, _), offered = _believe(said[0], terms)
+    condition(offered, given, terms[0], terms[1][1])
+    own, survival = np.arange(len(rows)), np.empty((len(rows), len(context), planned.max()))
+    arm, limits = np.full(len(context), -1), np.zeros((len(rows), len(context)), np.int64)
+    for a in range(len(rows)):
+        survival[a] = offered[rows[a], :, : survival.shape[2]]
+        for r in range(len(context)):
+            if given[0][r] == rows[a]:
+                arm[r], limits[a, r] = a, planned[r]
+    may, nothing = np.ones(limits.shape, np.bool_), np.zeros_like(limits)
+    posed = pose(survival, (context, remaining, limits, may), (own, budgets, family))
+    by_line = np.zeros((0, 0)), lines
+    rounds, catch_up = price(posed, by_line, (nothing, remaining), (own, family), 1)
+    done, seconds = spent(rounds, family, arm, drafted)
+    load = kv_tokens, float(len(context))
+    asked = edges, load[1], max(min(planned.sum(), most_drafts), 0), beside + seconds
+    verify, _ = tabled(kept, weights, coefficients, load, asked)
+    problem = posed[0], posed[1], family, verify, rounds, posed[2], catch_up, done
+    _, length, _, seconds = search(problem, 0.0, False)
+    return length, seconds

@@ -29,6 +29,9 @@ class Policy(ABC):
     uses_belief: ClassVar[bool] = True
     """Whether `plan` looks at its belief. Where it does not, none is kept: that costs time."""
 
+    refines_by_confidence: ClassVar[bool] = False
+    """Whether `refine`, if there is one, has nothing to say where confidences say nothing."""
+
     @abstractmethod
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """One choice per request of the view, within the limits of `Plan.check`."""

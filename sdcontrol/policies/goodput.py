@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
-from sdcontrol.policies.at_once import Answered, answer_at_once
+from sdcontrol.policies.at_once import Answered, answer_at_once, refine_at_once
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing, is_probe
@@ -40,6 +40,8 @@ class Goodput(Policy):
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
     time. A catch-up is spread over at most `catch_up_horizon_tokens`.
     """
+
+    refines_by_confidence = True
 
     def __init__(
         self,
@@ -80,10 +82,12 @@ class Goodput(Policy):
         drafted = [len(tokens) for tokens in confidence]
         if plan.is_off or not any(drafted):
             return plan
-        problem = read_drafted(view, plan, drafted, belief)
-        if problem is None:
-            return plan
-        length = maximise(problem, _rate(view, belief, problem)).length.tolist()
+        length = refine_at_once(view, plan, drafted, belief)
+        if length is None:
+            problem = read_drafted(view, plan, drafted, belief)
+            if problem is None:
+                return plan
+            length = maximise(problem, _rate(view, belief, problem)).length.tolist()
         if all(n == c.num_draft_tokens for n, c in zip(length, plan.choices, strict=True)):
             return plan
         choices = tuple(

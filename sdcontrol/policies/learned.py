@@ -13,9 +13,13 @@ from typing import Literal
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.goodput import Goodput
+from sdcontrol.policies.learned_acceptance import Corrector
 from sdcontrol.policies.learned_model import LearnedModel, load
 
 __all__ = ["Learned", "LearnedConfig"]
+
+_FIRST_STEPS = 64  # of a run, each of which tells how fast the machine is
+_SPEED_STEPS = 4  # from one that does to the next, later on
 
 
 class LearnedConfig(PolicyConfig):
@@ -37,18 +41,22 @@ class LearnedConfig(PolicyConfig):
 class Learned(Policy):
     """Maximises goodput under the learned belief; under the given one for steps unlike any seen."""
 
+    refines_by_confidence = True
+
     def __init__(self, model: LearnedModel) -> None:
         self.model = model
         self.speeds = model.speeds()
         self._goodput = Goodput()
+        self._corrector = Corrector(model.acceptance)
+        self._steps = 0
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The best plan; its reason says which belief it rests on."""
         if not self.model.knows(view):
             return _said("unlike the training data", self._goodput.plan(view, belief))
-        cost = self._priced(belief.cost)
+        cost = self._priced(view, belief.cost)
         words = "learned, but not the times" if cost is belief.cost else "learned"
-        survival = self.model.survival(view, belief.survival)
+        survival = self._corrector.corrected(view, belief.survival)
         return _said(words, self._goodput.plan(view, Belief(survival, cost)))
 
     def may_repeat(self, plan: Plan) -> bool:
@@ -63,21 +71,25 @@ class Learned(Policy):
     def update(self, observation: Observation) -> None:
         """Learn what `goodput` learns, what probes may cost, and how fast the machine is now."""
         self._goodput.update(observation)
-        self.speeds.update(observation)
+        is_due = self._steps < _FIRST_STEPS or self._steps % _SPEED_STEPS == 0
+        if is_due and self.model.knows(observation.view):
+            self.speeds.update(observation)
+        self._steps += 1
 
     def survival(
         self, view: BatchView, online: Mapping[str, FloatArray]
     ) -> Mapping[str, FloatArray]:
         """`online` corrected by what was learnt, where the step is like those seen."""
-        return self.model.survival(view, online) if self.model.knows(view) else online
+        return self._corrector.corrected(view, online) if self.model.knows(view) else online
 
     def cost(self, view: BatchView, online: Cost) -> Cost:
         """`online` beside what was learnt, where the step is like those seen."""
-        return self._priced(online) if self.model.knows(view) else online
+        return self._priced(view, online) if self.model.knows(view) else online
 
-    def _priced(self, online: Cost) -> Cost:
-        is_ours = self.model.prices and not self.speeds.is_strange
-        return self.speeds.with_online(online) if is_ours else online
+    def _priced(self, view: BatchView, online: Cost) -> Cost:
+        is_known = self.speeds.is_measured or not self._steps
+        is_ours = self.model.prices and is_known and not self.speeds.is_strange
+        return self.speeds.with_online(online, view) if is_ours else online
 
 
 def _said(words: str, plan: Plan) -> Plan:

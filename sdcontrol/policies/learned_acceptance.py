@@ -3,8 +3,8 @@
 Knows nothing of costs, plans or files. The online estimator is run over each run afresh, so that every
 outcome is paired with what was believed before it. The log odds lie half way between the online estimate's
 and the regression's: with other texts both err, differently. An arm keeps weights only where, on requests
-that they were not fitted to, they beat the online estimate by more than a standard error. Using them is
-one compiled loop per arm; scikit-learn is needed to fit alone.
+that they were not fitted to, they beat the online estimate by more than a standard error. They are used
+by `estimators/correction`, in the same compiled call as the plan; scikit-learn is needed to fit alone.
 """
 
 from collections import defaultdict
@@ -14,18 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.compiled import compiled
+from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
-from sdcontrol.policies.learned_features import (
-    ODDS,
-    facts_of,
-    features,
-    fill,
-    hazards_of,
-)
+from sdcontrol.estimators.correction import beside_of, correct
+from sdcontrol.estimators.survival import Survival
+from sdcontrol.policies.learned_features import NUM_FEATURES, ODDS, features, hazards_of
 
-__all__ = ["ArmWeights", "Outcome", "corrected", "fit_arms", "log_loss", "outcomes_of", "reached"]
+__all__ = ["ArmWeights", "Corrector", "Outcome", "fit_arms", "log_loss", "outcomes_of", "reached"]
 
 IntArray = NDArray[np.int64]
 
@@ -62,50 +58,42 @@ class Outcome:
     is_accepted: bool
 
 
-def corrected(
-    view: BatchView, online: Mapping[str, FloatArray], learned: Mapping[str, ArmWeights]
-) -> dict[str, FloatArray]:
-    """Survival by arm, `[requests, K]`, from the online ones; unchanged for arms without weights."""
-    survival, facts = dict(online), facts_of(view)
-    for arm, found in learned.items():
-        rows = online.get(arm)
-        if rows is not None and rows.size:
-            known = facts.requests, facts.hints_of(arm)
-            bounds = found.weights, found.low, found.high
-            survival[arm] = _corrected(np.ascontiguousarray(rows, np.float64), known, bounds)
-    return survival
+class Corrector:
+    """What was learnt, on top of an online estimate."""
 
+    def __init__(self, learned: Mapping[str, ArmWeights]) -> None:
+        self._learned = learned
+        self._tables: dict[tuple[str, ...], FloatArray] = {}
 
-@compiled(
-    "float64[:, ::1](float64[:, ::1], UniTuple(float64[:, ::1], 2), UniTuple(float64[::1], 3))"
-)
-def _corrected(
-    rows: FloatArray,
-    known: tuple[FloatArray, FloatArray],
-    learned: tuple[FloatArray, FloatArray, FloatArray],
-) -> FloatArray:
-    """As `ArmWeights.hazards`, position after position; what may not be used stays 0."""
-    (facts, hints), (weights, low, high) = known, learned
-    survival = np.zeros(rows.shape)
-    hazards, told = np.empty(rows.shape[1]), np.empty(len(weights))
-    for r in range(len(rows)):
-        before = 1.0
-        for j in range(rows.shape[1]):
-            hazards[j] = min(max(rows[r, j] / max(before, 1e-9), 0.01), 0.99)
-            before = rows[r, j]
-        reached_here = 1.0
-        for j in range(rows.shape[1]):
-            if rows[r, j] <= 0.0:
-                break
-            fill(told, hazards, j, facts[r], hints[r])
-            odds, is_known = 0.0, True
-            for f in range(len(told)):
-                odds += told[f] * weights[f]
-                is_known = is_known and low[f] <= told[f] <= high[f]
-            hazard = 1.0 / (1.0 + np.exp(-odds)) if is_known else hazards[j]
-            reached_here *= min(max(hazard, 0.01), 0.99)
-            survival[r, j] = reached_here
-    return survival
+    def corrected(
+        self, view: BatchView, online: Mapping[str, FloatArray]
+    ) -> Mapping[str, FloatArray]:
+        """Survival by arm, `[requests, K]`, from the online ones; unchanged for arms without weights.
+
+        Our own estimator's is corrected where it is computed.
+        """
+        if isinstance(online, Survival):
+            return online.corrected(self._weights(online.arms))
+        survival, columns, beside = dict(online), columns_of(view), beside_of(view)
+        for row, arm in enumerate(columns.arms):
+            if arm in survival and survival[arm].size:
+                here = columns.match_tokens[[row]], columns.confidence[[row]]
+                table = np.array([survival[arm]], np.float64)
+                correction = self._weights((arm,)), beside
+                correct(table, (columns.context_tokens, *here), correction)
+                survival[arm] = table[0]
+        return survival
+
+    def _weights(self, arms: tuple[str, ...]) -> FloatArray:
+        """See `Correction`."""
+        table = self._tables.get(arms)
+        if table is None:
+            table = self._tables[arms] = np.full((len(arms), 3, NUM_FEATURES), np.nan)
+            for row, arm in enumerate(arms):
+                found = self._learned.get(arm)
+                if found is not None:
+                    table[row] = found.weights, found.low, found.high
+        return table
 
 
 def outcomes_of(run: Sequence[Observation], max_draft_tokens: int) -> Iterator[tuple[str, Outcome]]:

@@ -16,7 +16,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray, Observation
 from sdcontrol.estimators.loads import DraftLoad, VerifyLoad, draft_loads, verify_load
 
-__all__ = ["KNOTS", "LearnedCost", "fit_cost", "is_timed"]
+__all__ = ["KNOTS", "LearnedCost", "fit_cost", "is_timed", "ramps_of"]
 
 KNOTS = 6
 _LEAST_ROUNDS = 8  # steps in which a family drafted; with fewer the online price stands
@@ -44,7 +44,7 @@ class LearnedCost:
         """One forward of the target."""
         tokens = np.asarray(num_tokens, np.float64)
         constant, per_kv, each, per_query = self.verify[:4].tolist()
-        ramps = _ramps(tokens.ravel(), self.knots, self.verify[4:]).reshape(tokens.shape)
+        ramps = ramps_of(tokens.ravel(), self.knots, self.verify[4:]).reshape(tokens.shape)
         queries = tokens * (per_query / max(num_requests, 1))
         return np.asarray(
             ramps + (constant + each * num_requests) + (per_kv + queries) * np.asarray(kv_tokens)
@@ -67,17 +67,25 @@ class LearnedCost:
 
     def of_verification(self, load: VerifyLoad) -> float:
         """Seconds of an observed forward."""
-        return float(
-            self.verify_seconds(float(load.num_tokens), float(load.kv_tokens), load.num_requests)
-        )
+        constant, per_kv, each, per_query, *slopes = self.verify.tolist()
+        tokens, kv, requests = load.num_tokens, load.kv_tokens, load.num_requests
+        seconds: float = constant + per_kv * kv + each * requests
+        seconds += per_query * tokens * kv / max(requests, 1)
+        for knot, slope in zip(self.knots.tolist(), slopes, strict=True):
+            seconds += slope * max(tokens - knot, 0.0)
+        return seconds
 
     def of_drafting(self, family: str, load: DraftLoad) -> float:
         """Seconds of all observed rounds of a family in `rounds`, catch-up included."""
-        return float(np.dot(self.rounds[family], _draft_features(load)))
+        prices = self.rounds[family].tolist()
+        seconds: float = sum(
+            [price * amount for price, amount in zip(prices, _draft_features(load), strict=True)]
+        )
+        return seconds
 
 
 @compiled("float64[::1](float64[::1], float64[::1], float64[::1])")
-def _ramps(tokens: FloatArray, knots: FloatArray, slopes: FloatArray) -> FloatArray:
+def ramps_of(tokens: FloatArray, knots: FloatArray, slopes: FloatArray) -> FloatArray:
     """Sum of slope times tokens beyond each knot, `[tokens]`."""
     seconds = np.zeros(len(tokens))
     for t in range(len(tokens)):

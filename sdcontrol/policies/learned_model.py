@@ -2,7 +2,7 @@
 
 Knows nothing of plans. Regressors of scikit-learn are fitted by `fit` and distilled: acceptance to
 a vector per arm (`learned_acceptance`), step time to a few coefficients (`learned_cost`). So nothing
-of scikit-learn runs while decoding: inference is a matrix product per arm and one per price. Files are
+of scikit-learn runs while decoding: what was learnt goes into the compiled call that finds the plan. Files are
 skops; nothing is unpickled, and a file that holds any type beyond arrays, numbers and strings is refused.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from sdcontrol.columns import columns_of
+from sdcontrol.columns import said_of
 from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.errors import ConfigError
-from sdcontrol.policies.learned_acceptance import ArmWeights, corrected, fit_arms, outcomes_of
+from sdcontrol.policies.learned_acceptance import ArmWeights, fit_arms, outcomes_of
 from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, fit_cost, is_timed
 from sdcontrol.policies.learned_features import NUM_FEATURES
 from sdcontrol.policies.learned_speed import Speeds
@@ -44,13 +44,9 @@ class LearnedModel:
 
     def knows(self, view: BatchView) -> bool:
         """Whether the step is like those it was trained on: arms, batch, context, prefill."""
-        situation = _situation(view)
-        inside = (situation >= self.low).all() and (situation <= self.high).all()
-        return bool(inside) and self.arms.issuperset(columns_of(view).arms)
-
-    def survival(self, view: BatchView, online: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-        """`online` corrected by what was learnt; unchanged for arms without weights."""
-        return corrected(view, online, self.acceptance)
+        bounds = zip(self.low.tolist(), _situation(view), self.high.tolist(), strict=True)
+        is_inside = all(low <= here <= high for low, here, high in bounds)
+        return is_inside and self.arms.issuperset(said_of(view).arms)
 
     def speeds(self) -> Speeds:
         """What follows the machine's speed, from the beginning of a run."""
@@ -74,7 +70,7 @@ def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = 8) -> Lea
             f"{len(timed)} observations with requests and a finite time; training needs at least "
             f"{2 * KNOTS}"
         )
-    situations = np.array([_situation(o.view) for o in timed])
+    situations = np.array([_situation(o.view) for o in timed], np.float64)
     low, high = situations.min(axis=0), situations.max(axis=0)
     spare = _MARGIN * np.maximum(high - low, np.maximum(high, 1.0) * 0.5)
     drafted = {c.drafter for o in timed for c in o.plan.choices if c.drafter is not None}
@@ -167,7 +163,6 @@ def _array(values: object, shape: tuple[int, ...]) -> FloatArray:
     return array
 
 
-def _situation(view: BatchView) -> FloatArray:
-    contexts = columns_of(view).context_tokens
-    longest = int(contexts.max()) if len(contexts) else 0
-    return np.array([len(contexts), longest, int(contexts.sum()), view.prefill_tokens], np.float64)
+def _situation(view: BatchView) -> tuple[float, float, float, float]:
+    contexts = [request.context_tokens for request in view.requests]
+    return len(contexts), max(contexts, default=0), sum(contexts), view.prefill_tokens

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sdcontrol.compiled import compiled
-from sdcontrol.core import Cost, FloatArray, Observation
+from sdcontrol.core import BatchView, Cost, FloatArray, Observation
 from sdcontrol.estimators.loads import draft_loads, is_plausible, verify_load
-from sdcontrol.policies.learned_cost import LearnedCost
+from sdcontrol.estimators.price import StepTerms, TermedCost, has_terms
+from sdcontrol.estimators.pricing import PRICING, PRIOR_ALONE, Pricing, priced, tabled
+from sdcontrol.policies.learned_cost import LearnedCost, ramps_of
 
-__all__ = ["MixedCost", "Speeds"]
+__all__ = ["MixedCost", "Speeds", "TermedMix"]
 
 VERIFY, OVERHEAD = "verify", "overhead"  # phases beside the families of drafters
 
@@ -26,6 +28,7 @@ _FIRST_STEPS = 3
 _MOST_RATIO = 4.0  # of the online price, and its inverse
 _STRANGE_ERROR, _STRANGE_TIMES = 0.15, 2.0  # running error beyond these, of the trained one
 _ERROR_RATE = 0.05
+_USUAL_CATCH_UP = 64.0  # tokens, at which the prices of a catch-up are averaged
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Speeds:
     typical_error: float  # mean absolute log error of held-out steps
     _levels: dict[str, _Level] = field(default_factory=dict)
     _error: float = 0.0
+    _lines: dict[tuple[str, ...], FloatArray] = field(default_factory=dict)
 
     @property
     def is_strange(self) -> bool:
@@ -70,6 +74,7 @@ class Speeds:
         view, timing = observation.view, observation.timing
         if not view.requests:
             return 0.0
+        self._lines.clear()
         is_first = not self.is_measured
         expected = self.learned.of_verification(verify_load(observation))
         surprise = self._compare(VERIFY, timing.verify_seconds, expected)
@@ -98,9 +103,26 @@ class Speeds:
         level = self._levels.get(phase) or self._levels.get(VERIFY)
         return math.exp(level.value) if level is not None else 1.0
 
-    def with_online(self, online: Cost) -> "MixedCost":
+    def lines(self, families: tuple[str, ...]) -> FloatArray:
+        """As `TabledCost.lines`, at today's speed; NaN for families that were not learnt."""
+        lines = self._lines.get(families)
+        if lines is None:
+            lines = self._lines[families] = np.full((len(families), 5), np.nan)
+            for line, family in zip(lines, families, strict=True):
+                if family in self.learned.rounds:
+                    base, each, per_kv, catch_up = self.learned.rounds[family].tolist()
+                    line[:] = base, each, per_kv, 0.0, catch_up
+                    line *= self.ratio(family)
+        return lines
+
+    def with_online(self, online: Cost, view: BatchView) -> "MixedCost":
         """What a step costs now. Before the first step the online cost has nothing to say."""
-        return MixedCost(self, online, is_alone=not self.is_measured)
+        if not self.is_measured:
+            return MixedCost(self, online, is_alone=True)
+        if not has_terms(online):
+            return MixedCost(self, online)
+        kv_tokens = sum([request.context_tokens for request in view.requests])
+        return TermedMix(self, online, load=(float(kv_tokens), len(view.requests)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +134,7 @@ class MixedCost:
 
     speeds: Speeds
     online: Cost
-    is_alone: bool
+    is_alone: bool = False
 
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
@@ -160,11 +182,115 @@ class MixedCost:
         return math.sqrt(online * bounded)
 
 
+@compiled("float64(float64, float64)")
+def _mean(online: float, learned: float) -> float:
+    """The geometric mean of `online` and the bounded `learned`."""
+    return math.sqrt(online * min(max(learned, online / _MOST_RATIO), online * _MOST_RATIO))
+
+
 @compiled("float64[::1](float64[::1], float64[::1], float64)")
 def _means(online: FloatArray, learned: FloatArray, ratio: float) -> FloatArray:
-    """Geometric means of `online` and the bounded `ratio * learned`."""
+    """Of `online` and `ratio * learned`."""
     means = np.empty(len(online))
     for i in range(len(online)):
-        low, high = online[i] / _MOST_RATIO, online[i] * _MOST_RATIO
-        means[i] = math.sqrt(online[i] * min(max(ratio * learned[i], low), high))
+        means[i] = _mean(online[i], ratio * learned[i])
     return means
+
+
+@compiled(
+    f"float64[::1]({PRICING}, Tuple((float64, int64)), "
+    "Tuple((float64[::1], float64[::1], float64)))"
+)
+def _on_grid(
+    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    weights: tuple[float, float],
+    coefficients: FloatArray,
+    load: tuple[float, int],  # KV tokens, requests
+    learned: tuple[FloatArray, FloatArray, float],  # knots, coefficients, today's ratio
+) -> FloatArray:
+    """Seconds of a forward on the token grid, `[grid]`."""
+    (kv_tokens, requests), (knots, c, ratio), grid = load, learned, tables[0]
+    online = priced(tables, weights, coefficients, (kv_tokens, float(requests)))
+    seconds = ramps_of(grid, knots, c[4:])
+    fixed = c[0] + c[1] * kv_tokens + c[2] * requests
+    per_token = c[3] * kv_tokens / max(requests, 1)
+    for i in range(len(grid)):
+        seconds[i] += fixed + per_token * grid[i]
+    return _means(online, seconds, ratio)
+
+
+@compiled("void(float64[::1], float64[::1], float64[::1])")
+def _mix_line(line: FloatArray, learned: FloatArray, load: FloatArray) -> None:
+    """Turn a line into one between both, which is their geometric mean at `load`."""
+    online = other = 0.0
+    for i in range(len(line)):
+        online += line[i] * load[i]
+        other += learned[i] * load[i]
+    mean = _mean(online, other)
+    if not (mean > 0.0 and other > 0.0):
+        return
+    for i in range(len(line)):
+        line[i] = 0.5 * mean * (line[i] / online + learned[i] / other)
+
+
+@compiled("float64[:,::1](float64[:,::1], float64[:,::1], Tuple((float64, int64)))")
+def _mixed_lines(online: FloatArray, learned: FloatArray, load: tuple[float, int]) -> FloatArray:
+    """Between both, `[families, 5]`; those of families that were not learnt stay."""
+    kv_tokens, requests = load
+    lines = online.copy()
+    of_round = np.array([1.0, float(requests), kv_tokens])
+    of_catch_up = np.array([1.0, _USUAL_CATCH_UP])
+    for f in range(len(lines)):
+        if learned[f, 0] == learned[f, 0]:
+            _mix_line(lines[f, :3], learned[f, :3], of_round)
+            _mix_line(lines[f, 3:], learned[f, 3:], of_catch_up)
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class TermedMix(MixedCost):
+    """The same beside a `TermedCost`, as one; lines are means at `load`."""
+
+    load: tuple[float, int] = (0.0, 1)  # KV tokens, requests
+
+    def terms(self, kv_tokens: float, num_requests: int, families: tuple[str, ...]) -> StepTerms:
+        """See `price.TermedCost`."""
+        online = self._termed.terms(kv_tokens, num_requests, families)
+        learned, ratio = self.speeds.learned, self.speeds.ratio(VERIFY)
+        load, shape = (float(kv_tokens), num_requests), (learned.knots, learned.verify, ratio)
+        seconds = _on_grid(*online.pricing, load, shape)
+        pricing = _as_they_are(online.pricing[0][0], seconds)
+        return StepTerms(
+            pricing,
+            online.edges,
+            self.overhead_seconds(),
+            self._mixed_lines(online.lines, families),
+        )
+
+    def step_table(
+        self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
+    ) -> FloatArray:
+        """See `price.TabledCost`."""
+        terms = self.terms(kv_tokens, num_requests, ())
+        load = float(kv_tokens), float(num_requests)
+        asked = terms.edges, float(first_tokens), most_draft_tokens, terms.beside
+        table: FloatArray = tabled(*terms.pricing, load, asked)[0]
+        return table
+
+    def lines(self, families: tuple[str, ...]) -> FloatArray:
+        """See `price.TabledCost`."""
+        return self._mixed_lines(self._termed.lines(families), families)
+
+    @property
+    def _termed(self) -> TermedCost:
+        assert has_terms(self.online)
+        return self.online
+
+    def _mixed_lines(self, online: FloatArray, families: tuple[str, ...]) -> FloatArray:
+        lines: FloatArray = _mixed_lines(online, self.speeds.lines(families), self.load)
+        return lines
+
+
+def _as_they_are(grid: FloatArray, seconds: FloatArray) -> Pricing:
+    """What is priced as `seconds` on the grid."""
+    return (grid, seconds, seconds, np.zeros(len(grid))), (0.0, 0.0), PRIOR_ALONE

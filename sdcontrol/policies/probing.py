@@ -35,7 +35,10 @@ _KNOWN_TOKENS = 4.0  # verified tokens that halve the latter
 _SEEN_MEMORY = 0.99  # of verified tokens, per step
 _UNMEASURED_ROUND = 0.5  # what a round that was never measured may take, of what is believed
 _EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they take time
+_FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK = 4
+_SHARE = 0.015  # of a step, from which the controller's time weighs
+_SHARE_RATE = 0.1
 _MOST_NOTED = 8  # steps that may be counted late: several at once take less than one by one
 _MARK, _PRICE = "; probes ", " for at most "
 
@@ -56,6 +59,7 @@ class Probing:
         self._allowance = 0.0
         self._step_seconds = 0.0
         self._steps = 0
+        self._controller_share = 0.0  # running, of a step
         self._num_observed = 0
         self._noted: list[Observation] = []  # observed, and not counted yet
         self._spent: dict[str, float] = {}  # by arm, not long ago
@@ -67,6 +71,10 @@ class Probing:
     def update(self, observation: Observation) -> None:
         """Take note of a step; it is counted before the next look at what to probe."""
         self._num_observed += 1
+        timing = observation.timing
+        share = timing.controller_seconds / max(timing.total_seconds, 1e-9)
+        if observation.view.requests and 0.0 <= share <= 1.0:  # False for NaN
+            self._controller_share += _SHARE_RATE * (share - self._controller_share)
         self._noted.append(observation)
         if len(self._noted) >= _MOST_NOTED:
             self._count()
@@ -105,7 +113,8 @@ class Probing:
 
     def looks(self, view: BatchView) -> bool:
         """Whether this step is one to look for something to try."""
-        is_due = self._num_observed <= _EAGER_STEPS or view.step % _STEPS_PER_LOOK == 0
+        eager_steps = _FIRST_STEPS if self._controller_share > _SHARE else _EAGER_STEPS
+        is_due = self._num_observed <= eager_steps or view.step % _STEPS_PER_LOOK == 0
         if view.prefill_tokens or not is_due:
             return False
         self._count()

@@ -16,7 +16,15 @@ from sdcontrol.estimators.survival import Survival
 from sdcontrol.policies.posing import Posed, Prices, lags_of, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
-__all__ = ["Layout", "layout_of", "read", "read_drafted", "to_choices", "without_prefill"]
+__all__ = [
+    "Layout",
+    "layout_of",
+    "read",
+    "read_drafted",
+    "rows_of",
+    "to_choices",
+    "without_prefill",
+]
 
 
 _NO_TABLE: FloatArray = np.zeros((0, 0))
@@ -187,6 +195,12 @@ def layout_of(offered: tuple[str, ...], believed: tuple[str, ...]) -> Layout:
         rows=np.array([offered.index(arm) for arm in arms], dtype=np.int64),
         budgets=np.array([NO_LIMIT if b is None else b for b in budgets], dtype=np.int64),
     )
+
+
+@cache
+def rows_of(arms: tuple[str, ...], among: tuple[str, ...]) -> IntArray:
+    """Where each arm is among others, `[arms]`."""
+    return np.array([among.index(arm) for arm in arms], dtype=np.int64)
 
 
 @cache
