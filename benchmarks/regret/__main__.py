@@ -1,6 +1,6 @@
 """Live regret of the adaptive policy: `python -m benchmarks.regret`.
 
-    python -m benchmarks.regret [--cells NAME,NAME] [--resume] [--blocks N]     about 30 minutes
+    python -m benchmarks.regret [--cells NAME,NAME] [--resume] [--blocks N]     about 50 minutes
     python -m benchmarks.regret --quick                                         about 90 seconds
 
 Twelve cells and three workloads that change; see `grid`. In every block all arms decode the same

@@ -6,14 +6,14 @@ is what `sdcontrol train` fits to traces of such runs. Knows no scores.
 
 from benchmarks.keeping import Keeping
 from benchmarks.regret.rig import Arm, Rig
-from benchmarks.regret.scoring import ADAPTIVE
+from benchmarks.regret.scoring import ADAPTIVE, OFF
 from sdcontrol.policies.learned_model import LearnedModel, fit
 
 __all__ = ["trained_model"]
 
 _FIRST_BLOCK = 1000
-_ARMS = (ADAPTIVE, ADAPTIVE, "static:draft_model:2", "static:ngram:4")
-"""As traffic would have left: mostly what decides for itself, and settings tried before."""
+_ARMS = (OFF, "static:draft_model:2", "static:ngram:4", ADAPTIVE, ADAPTIVE)
+"""As traffic would have left: no speculation, settings tried, and then what decides for itself."""
 
 
 def trained_model(rig: Rig) -> LearnedModel:
