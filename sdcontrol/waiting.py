@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView
 from sdcontrol.estimators.hints import bucket_of_match
 
@@ -28,8 +29,6 @@ _MOST_REQUESTS = 4  # of a batch whose plan may be put together from earlier one
 _PLAN_STEPS = 32  # that a choice may stand for
 _MOST_CHOICES = 256
 _KEPT = "as a few steps ago; "
-_SHARE = 0.015  # of a step, that the controller may take without anything being put off
-_RATE = 0.1
 
 _Key = tuple[object, ...]
 _Matches = tuple[int, ...]  # buckets, by arm
@@ -50,7 +49,7 @@ class Waiting:
 
     def __init__(self, most_draft_tokens: int) -> None:
         self._most_draft_tokens = most_draft_tokens
-        self._share = 0.0
+        self._share = ControllerShare()
         self._steps = 0
         self._came: set[str] = set()  # requests observed
         self._present: tuple[str, ...] = ()  # those of the last step
@@ -62,14 +61,11 @@ class Waiting:
 
     @property
     def _is_due(self) -> bool:
-        return self._share > _SHARE and self._steps >= _FIRST_STEPS
+        return self._share.weighs and self._steps >= _FIRST_STEPS
 
     def observe(self, observation: Observation, *, may_repeat: bool) -> None:
         """Take note of a step, and of its plan where that may stand for others."""
-        timing = observation.timing
-        share = timing.controller_seconds / max(timing.total_seconds, 1e-9)
-        if observation.view.requests and 0.0 <= share <= 1.0:  # False for NaN
-            self._share += _RATE * (share - self._share)
+        self._share.update(observation)
         self._steps += 1
         self._notice(observation.view)
         if observation.faults or len(self._made) > _MOST_CHOICES:

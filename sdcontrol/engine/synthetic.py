@@ -30,8 +30,8 @@ class SyntheticVerifier(CoupledVerifier):
 
     `rates` is the probability that a draft token is accepted if its parent was: one for all, by
     drafter (an arm, or its family), or a function of the task. Siblings are tried in the draft's
-    order. The text is the drafts' own with the target's sample at the end of each; give requests
-    different seeds, or like requests are accepted alike.
+    order; `rates_of` says them for a task. The text is the drafts' own with the target's sample at
+    the end of each; give requests different seeds, or like requests are accepted alike.
 
     With `shares_luck` the number that decides depends on request and position alone, not on the
     token: where one drafter is lucky, so are the others. Chains only, since siblings would be, too.

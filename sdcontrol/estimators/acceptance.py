@@ -115,10 +115,8 @@ class AcceptanceEstimator:
         asked for still is: to be asked before the next `update`.
         """
         drafters = [choice.drafter for choice in plan.choices]
-        known, calibration = (
-            flattened(confidence),
-            (self._calibration.curve, self._calibration.trust),
-        )
+        known = flattened(confidence)
+        calibration = self._calibration.curve, self._calibration.trust
         if isinstance(survival, Survival):
             rows = {arm: row for row, arm in enumerate(survival.arms)}
             used = np.array([rows.get(drafter or "", NOBODY) for drafter in drafters], np.int64)
@@ -134,8 +132,8 @@ class AcceptanceEstimator:
     def heeds(self, plan: Plan) -> bool:
         """Whether confidences say anything of what `plan` drafts."""
         trust, index_of = self._calibration.trust, self._averages.index_of
-        arms = {choice.drafter for choice in plan.choices if choice.drafter in index_of}
-        return any(trust[index_of[arm]] > _LEAST_TRUST for arm in arms if arm is not None)
+        arms = index_of.keys() & {choice.drafter for choice in plan.choices}
+        return any(trust[index_of[arm]] > _LEAST_TRUST for arm in arms)
 
     # what is learnt
 

@@ -178,8 +178,7 @@ class MixedCost:
     def _mixed_number(self, online: float, learned: float) -> float:
         if self.is_alone:
             return learned
-        bounded = min(max(learned, online / _MOST_RATIO), online * _MOST_RATIO)
-        return math.sqrt(online * bounded)
+        return _mean(online, learned)
 
 
 @compiled("float64(float64, float64)")

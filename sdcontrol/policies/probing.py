@@ -13,6 +13,7 @@ allowance fills, so that nothing stays untried for ever.
 import math
 from dataclasses import dataclass
 
+from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, Observation, Plan, family_of
 from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.upside import cheapest, upside
@@ -37,8 +38,6 @@ _UNMEASURED_ROUND = 0.5  # what a round that was never measured may take, of wha
 _EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they take time
 _FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK = 4
-_SHARE = 0.015  # of a step, from which the controller's time weighs
-_SHARE_RATE = 0.1
 _MOST_NOTED = 8  # steps that may be counted late: several at once take less than one by one
 _MARK, _PRICE = "; probes ", " for at most "
 
@@ -59,7 +58,7 @@ class Probing:
         self._allowance = 0.0
         self._step_seconds = 0.0
         self._steps = 0
-        self._controller_share = 0.0  # running, of a step
+        self._share = ControllerShare()
         self._num_observed = 0
         self._noted: list[Observation] = []  # observed, and not counted yet
         self._spent: dict[str, float] = {}  # by arm, not long ago
@@ -71,10 +70,7 @@ class Probing:
     def update(self, observation: Observation) -> None:
         """Take note of a step; it is counted before the next look at what to probe."""
         self._num_observed += 1
-        timing = observation.timing
-        share = timing.controller_seconds / max(timing.total_seconds, 1e-9)
-        if observation.view.requests and 0.0 <= share <= 1.0:  # False for NaN
-            self._controller_share += _SHARE_RATE * (share - self._controller_share)
+        self._share.update(observation)
         self._noted.append(observation)
         if len(self._noted) >= _MOST_NOTED:
             self._count()
@@ -113,7 +109,7 @@ class Probing:
 
     def looks(self, view: BatchView) -> bool:
         """Whether this step is one to look for something to try."""
-        eager_steps = _FIRST_STEPS if self._controller_share > _SHARE else _EAGER_STEPS
+        eager_steps = _FIRST_STEPS if self._share.weighs else _EAGER_STEPS
         is_due = self._num_observed <= eager_steps or view.step % _STEPS_PER_LOOK == 0
         if view.prefill_tokens or not is_due:
             return False

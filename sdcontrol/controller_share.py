@@ -1,0 +1,30 @@
+"""The controller's share of the time, running, from what observations say it took.
+
+Knows nothing of what is done about it. A fold over observations: nothing is measured again.
+"""
+
+from sdcontrol.core import Observation
+
+__all__ = ["ControllerShare"]
+
+_WEIGHS = 0.015  # of a step
+_RATE = 0.1
+
+
+class ControllerShare:
+    """Of the steps that decoded; one without requests has nothing but overhead."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it is so large that work is better put off."""
+        return self._share > _WEIGHS
+
+    def update(self, observation: Observation) -> None:
+        """Take note of a step."""
+        timing = observation.timing
+        share = timing.controller_seconds / max(timing.total_seconds, 1e-9)
+        if observation.view.requests and 0.0 <= share <= 1.0:  # False for NaN
+            self._share += _RATE * (share - self._share)
