@@ -15,10 +15,10 @@ from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Obse
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost, Prediction
-from sdcontrol.estimators.merging import merged
+from sdcontrol.estimators.merging import merged, typical
 from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.logs import EventLog
-from sdcontrol.waiting import Waiting
+from sdcontrol.waiting import SURPRISE, Waiting
 
 if TYPE_CHECKING:
     from sdcontrol.policies.base import Policy, PolicyConfig
@@ -31,7 +31,6 @@ _PLAN_FAULTS = ("plan_raised", "plan_stalled", "plan_impossible")
 _FAULTS = (*_PLAN_FAULTS, "refine_raised", "refine_impossible", "update_raised")
 _MOST_FAULTS = 3  # within `_FAULT_STEPS`, before a policy is replaced
 _FAULT_STEPS = 200
-_SURPRISE = 0.25  # log-ratio of a step's measured to its predicted time
 
 
 class Acceptance(Protocol):
@@ -185,7 +184,7 @@ class Controller:
             self._waiting.observe(observation, may_repeat=self._may_stand(observation))
             self._unlearnt.append(observation)
             may_wait = self._waiting.may_wait(observation, len(self._unlearnt))
-            if not may_wait or self._is_surprised:
+            if not may_wait or self._error >= SURPRISE:
                 self._learn()
         if self.is_quarantined:
             return
@@ -205,21 +204,21 @@ class Controller:
             return False
 
     @property
-    def _is_surprised(self) -> bool:
-        """Whether the step that was learnt last took much more or less than predicted."""
+    def _error(self) -> float:
+        """Log-ratio of measured to predicted time, its sign aside, of the step that was learnt last."""
         last: Prediction | None = getattr(self.cost, "last_prediction", None)
-        return last is not None and abs(last.log_error) > _SURPRISE
+        return abs(last.log_error) if last is not None else 0.0
 
     def _learn(self) -> None:
-        """Acceptances from all that waited, costs from the last, if at all: the others were much the same."""
+        """Acceptances from all that waited; costs, if at all, from one of them."""
         waiting, self._unlearnt = self._unlearnt, []
         is_ours = isinstance(self.acceptance, AcceptanceEstimator)  # which takes them at once
         for observation in (merged(waiting),) if is_ours else waiting:
             self.acceptance.update(observation)
         self._waiting.learnt()
         update_cost, last = getattr(self.cost, "update", None), waiting[-1]
-        if update_cost is not None and self._waiting.takes_costs(last, self._is_surprised):
-            update_cost(last)
+        if update_cost is not None and self._waiting.takes_costs(last, self._error):
+            update_cost(typical(waiting))
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

@@ -16,11 +16,14 @@ from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView
 from sdcontrol.estimators.hints import bucket_of_match
 
-__all__ = ["Waiting"]
+__all__ = ["SURPRISE", "Waiting"]
 
 _FIRST_STEPS = 32  # of a controller, each of which is news
-_MOST_WAITING = 8  # observations, the last one included
+_MOST_NEWS = 8  # observations that wait, the last one included
+_MOST_WAITING = 16  # the same, with those that are no news
 _COST_STEPS = 8  # from one that costs are learnt from to the next
+_SURE_COST_STEPS = 16  # the same, where the last was predicted well
+SURPRISE, _SURE = 0.25, 0.1  # log-ratio of a step's measured to its predicted time
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
 _YOUNG_STEPS = 2  # of a request, each of which is news
 _YOUNG_TOKENS = 4  # generated; before that a request's choice stands until something is learnt
@@ -57,6 +60,8 @@ class Waiting:
         self._made: dict[_Key, dict[_Matches, _Made]] = {}
         self._keyed: tuple[BatchView, list[tuple[_Key, _Matches]]] | None = None  # see `_said`
         self._num_learnt = 0
+        self._num_news = 0  # observations that wait and are news
+        self._is_news = True  # the last one
         self._cost_step = 0  # the last one that costs were learnt from
 
     @property
@@ -68,6 +73,8 @@ class Waiting:
         self._share.update(observation)
         self._steps += 1
         self._notice(observation.view)
+        self._is_news = not (self._is_due and self._is_expected(observation))
+        self._num_news += self._is_news
         if observation.faults or len(self._made) > _MOST_CHOICES:
             self._made.clear()
         plan = observation.plan
@@ -77,22 +84,38 @@ class Waiting:
     def learnt(self) -> None:
         """Take note that what waited was learnt."""
         self._num_learnt += 1
+        self._num_news = 0
 
-    def takes_costs(self, observation: Observation, is_surprised: bool) -> bool:
-        """Whether a step is to teach costs, and takes note if so; the last that did may be a surprise."""
+    def takes_costs(self, observation: Observation, error: float) -> bool:
+        """Whether a step is to teach costs, and takes note if so; by how far the last was off."""
         step = observation.view.step
-        if self._is_due and not is_surprised and 0 <= step - self._cost_step < _COST_STEPS:
+        most = _SURE_COST_STEPS if error < _SURE else _COST_STEPS if error < SURPRISE else 0
+        if self._is_due and 0 <= step - self._cost_step < most:
             return False
         self._cost_step = step
         return True
 
     def may_wait(self, observation: Observation, num_waiting: int) -> bool:
         """Whether `num_waiting` observations, of which this is the last, may wait for the next."""
-        if not self._is_due or num_waiting >= _MOST_WAITING or observation.faults:
+        is_full = num_waiting >= _MOST_WAITING or self._num_news >= _MOST_NEWS
+        if not self._is_due or is_full or observation.faults:
             return False
+        if not self._is_news:
+            return True
         since = observation.view.step - _YOUNG_STEPS
         young = sum([num_new for step, num_new in self._arrivals if step > since])
         return young <= _MOST_YOUNG * len(observation.view.requests)
+
+    def _is_expected(self, observation: Observation) -> bool:
+        """Whether each of a few requests drafted all that it could and had all of it accepted."""
+        requests, accepted = observation.view.requests, observation.accepted
+        if accepted != observation.proposed or len(requests) > _MOST_REQUESTS:
+            return False
+        rows = zip(requests, observation.plan.choices, accepted, strict=True)
+        return not _is_scored(observation) and all(
+            choice.num_draft_tokens == length and self._is_longest(choice, request.hints)
+            for request, choice, length in rows
+        )
 
     def _notice(self, view: BatchView) -> None:
         """How many requests are there for the first time."""
@@ -180,3 +203,8 @@ class Waiting:
             said += (self._limit(hint), hint.confidence if bucket is None else None)
             matches.append(bucket or 0)
         return tuple(said), tuple(matches)
+
+
+def _is_scored(observation: Observation) -> bool:
+    """Whether a drafter was scored in shadow."""
+    return any(length is not None for row in observation.shadow.values() for length in row)

@@ -30,6 +30,7 @@ from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.policies.base import Policy
 from sdcontrol.policies.goodput import Goodput
+from sdcontrol.waiting import Waiting
 
 ARMS = ("ngram", "sparse_kv:512", "draft_model")
 RATES = {"ngram": 0.4, "sparse_kv:512": 0.9, "draft_model": 0.7}
@@ -522,6 +523,40 @@ def test_learning_waits_only_where_it_weighs_and_requests_are_known(
         assert estimator.learnt == list(range(len(estimator.learnt)))
         most_unlearnt = max(most_unlearnt, step + 1 - len(estimator.learnt))
     assert most_unlearnt == bunch - 1
+
+
+@pytest.mark.parametrize(("accepted", "bunch"), [(8, 16), (7, 8)])
+def test_drafts_as_long_as_can_be_that_are_accepted_whole_are_no_news(
+    accepted: int, bunch: int
+) -> None:
+    """Nothing that is learnt of them could change what a request is given: they wait for longer."""
+    estimator = Counting()
+    controller = Controller("static:ngram:8", acceptance=estimator)
+    most_unlearnt = 0
+    for step in range(120):
+        request = RequestView("r", 2000, 500, 999, 0.0, ARMS[:1], {"ngram": Hint(8, 16)})
+        view = BatchView(step, (request,), 1000)
+        timing = Timing({"ngram": 0.0}, 0.01, controller_seconds=0.002, overhead_seconds=0.0)
+        plan, said = controller.plan(view), (accepted + 1,)
+        controller.observe(Observation(view, plan, (8,), (8,), (accepted,), said, timing))
+        most_unlearnt = max(most_unlearnt, step + 1 - len(estimator.learnt))
+    assert most_unlearnt == bunch - 1
+
+
+@pytest.mark.parametrize(("error", "interval"), [(0.05, 16), (0.2, 8), (0.3, 1)])
+def test_costs_are_learnt_less_often_the_better_they_are_predicted(
+    error: float, interval: int
+) -> None:
+    waiting, rng, taught = Waiting(8), np.random.default_rng(2), []
+    for step in range(112):
+        view = view_of(step, 2)
+        seen = decoded(view, Plan.off(view), rng)
+        timing = replace(seen.timing, controller_seconds=0.01)
+        waiting.observe(replace(seen, timing=timing), may_repeat=False)
+        if waiting.takes_costs(seen, error):
+            taught.append(step)
+    assert taught[:31] == list(range(31))  # at first each is news
+    assert set(np.diff(taught[31:])) == {interval}
 
 
 def test_steps_without_requests_say_nothing_of_what_the_controller_takes() -> None:

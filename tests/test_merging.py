@@ -1,5 +1,7 @@
 """Several steps learnt at once are learnt as one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.errors import ObservationError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
-from sdcontrol.estimators.merging import merged
+from sdcontrol.estimators.merging import merged, typical
 
 ARMS = ("ngram", "draft_model")
 
@@ -97,3 +99,18 @@ def test_an_observation_that_does_not_fit_its_view_is_refused_at_once_and_loses_
     assert controller.num_observed == 0
     controller.observe(good)
     assert controller.num_observed == 1
+
+
+def test_the_typical_step_is_one_of_median_time_among_the_last_of_the_same_work() -> None:
+    rng = np.random.default_rng(6)
+    one = step_of(rng, 0, "ab", has_trees=False)
+    other = replace(one, proposed=(0, 0), drafted=(0, 0))
+
+    def timed(step: Observation, seconds: float) -> Observation:
+        return replace(step, timing=Timing({}, seconds, 0.0, 0.0))
+
+    slow = [timed(one, 9.0)] * 20
+    steps = [*slow, *[timed(one, seconds) for seconds in (3.0, 1.0, 4.0, 1.5, 5.0, 9.0, 2.0)]]
+    assert typical(steps).timing.verify_seconds == 3.0
+    assert typical([*steps, timed(other, 0.1)]).timing.verify_seconds == 0.1
+    assert typical([timed(other, 0.1), *slow[:2]]) is slow[0]

@@ -8,7 +8,11 @@ from itertools import chain
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan
 
-__all__ = ["merged"]
+__all__ = ["merged", "typical"]
+
+_MOST_ALIKE = (
+    7  # steps of which one is typical: what comes after a change of speed is soon most of them
+)
 
 
 def merged(observations: Sequence[Observation]) -> Observation:
@@ -33,6 +37,18 @@ def merged(observations: Sequence[Observation]) -> Observation:
         _shadows(observations),
         last.faults,
     )
+
+
+def typical(observations: Sequence[Observation]) -> Observation:
+    """Of the last few that did as much work as the very last one, that of median time."""
+    work = [(sum(one.drafted), sum(one.proposed)) for one in observations]
+    alike = [one for one, done in zip(observations, work, strict=True) if done == work[-1]]
+    recent = sorted(alike[-_MOST_ALIKE:], key=_seconds)
+    return recent[(len(recent) - 1) // 2]
+
+
+def _seconds(observation: Observation) -> float:
+    return observation.timing.verify_seconds
 
 
 def _nodes(observations: Sequence[Observation]) -> tuple[tuple[int, ...], ...] | None:

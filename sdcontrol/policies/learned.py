@@ -20,6 +20,7 @@ __all__ = ["Learned", "LearnedConfig"]
 
 _FIRST_STEPS = 64  # of a run, each of which tells how fast the machine is
 _SPEED_STEPS = 4  # from one that does to the next, later on
+_UNLIKE = "unlike the training data"  # said of a plan that does not rest on it
 
 
 class LearnedConfig(PolicyConfig):
@@ -53,7 +54,7 @@ class Learned(Policy):
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The best plan; its reason says which belief it rests on."""
         if not self.model.knows(view):
-            return _said("unlike the training data", self._goodput.plan(view, belief))
+            return _said(_UNLIKE, self._goodput.plan(view, belief))
         cost = self._priced(view, belief.cost)
         words = "learned, but not the times" if cost is belief.cost else "learned"
         survival = self._corrector.corrected(view, belief.survival)
@@ -65,14 +66,14 @@ class Learned(Policy):
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """As `goodput`, with the learned step time where the step is like those seen."""
-        priced = Belief(belief.survival, self.cost(view, belief.cost))
-        return self._goodput.refine(view, plan, confidence, priced)
+        cost = self._priced(view, belief.cost) if _is_learned(plan) else belief.cost
+        return self._goodput.refine(view, plan, confidence, Belief(belief.survival, cost))
 
     def update(self, observation: Observation) -> None:
         """Learn what `goodput` learns, what probes may cost, and how fast the machine is now."""
         self._goodput.update(observation)
         is_due = self._steps < _FIRST_STEPS or self._steps % _SPEED_STEPS == 0
-        if is_due and self.model.knows(observation.view):
+        if is_due and _is_learned(observation.plan):
             self.speeds.update(observation)
         self._steps += 1
 
@@ -90,6 +91,11 @@ class Learned(Policy):
         is_known = self.speeds.is_measured or not self._steps
         is_ours = self.model.prices and is_known and not self.speeds.is_strange
         return self.speeds.with_online(online, view) if is_ours else online
+
+
+def _is_learned(plan: Plan) -> bool:
+    """Whether the plan was made for a step like those seen, of which it says nothing else."""
+    return _UNLIKE not in plan.reason
 
 
 def _said(words: str, plan: Plan) -> Plan:

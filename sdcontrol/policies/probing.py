@@ -38,7 +38,7 @@ _UNMEASURED_ROUND = 0.5  # what a round that was never measured may take, of wha
 _EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they take time
 _FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK = 4
-_MOST_NOTED = 8  # steps that may be counted late: several at once take less than one by one
+_MOST_NOTED = 16  # steps that may be counted late: several at once take less than one by one
 _MARK, _PRICE = "; probes ", " for at most "
 
 
