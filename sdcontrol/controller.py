@@ -149,16 +149,20 @@ class Controller:
             return self._without(view, "plan_stalled", TimeoutError(took))
         return plan
 
+    def heeds(self, plan: Plan) -> bool:
+        """Whether confidences could change `plan`: an engine need not stop between its rounds else."""
+        if not self.refines or self.is_quarantined or plan.is_off:
+            return False
+        ours = self.acceptance if isinstance(self.acceptance, AcceptanceEstimator) else None
+        return not self._by_confidence or ours is None or ours.heeds(plan)
+
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
         """Shorten after (a round of) drafting; never lengthens, only drops suffixes.
 
         The policy's `refine` sees a belief whose survival is already given `confidence`.
         """
         refine = getattr(self.policy, "refine", None)
-        if refine is None or self.is_quarantined or plan.is_off:
-            return plan
-        ours = self.acceptance if isinstance(self.acceptance, AcceptanceEstimator) else None
-        if self._by_confidence and ours is not None and not ours.heeds(plan):
+        if refine is None or not self.heeds(plan):
             return plan
         try:
             belief = self._belief(view)

@@ -288,6 +288,7 @@ def test_goodput_is_not_asked_to_refine_where_confidences_say_nothing() -> None:
     view = view_of(0, 2)
     plan = Plan.uniform(view, "draft_model", 4)
     assert controller.refine(view, plan, ((1e-9,) * 4,) * 2) is plan
+    assert not controller.heeds(plan)
     rng = np.random.default_rng(1)
     for step in range(200):
         seen, sure = view_of(step, 1), float(rng.random())
@@ -300,6 +301,9 @@ def test_goodput_is_not_asked_to_refine_where_confidences_say_nothing() -> None:
             )
         )
     assert controller.refine(view, plan, ((1e-9,) * 4,) * 2) != plan
+    assert controller.heeds(plan)
+    assert not controller.heeds(Plan.off(view))
+    assert not Controller("static:ngram:4").heeds(plan)
 
 
 def test_refinement_shortens() -> None:

@@ -279,6 +279,29 @@ def test_a_planner_may_refine_once_in_the_end(patch: pytest.MonkeyPatch) -> None
         assert list(o.proposed) == [n // 2 for n in o.drafted]
 
 
+def test_a_plan_that_heeds_no_confidence_is_drafted_in_full(patch: pytest.MonkeyPatch) -> None:
+    """And a planner that cannot say is asked after every round."""
+
+    class Deaf(Ragged):
+        def heeds(self, plan: Plan) -> bool:
+            return False
+
+    class Broken(Ragged):
+        def heeds(self, plan: Plan) -> bool:
+            raise ValueError("no")
+
+    calls, texts = count_calls(patch), []
+    for planner, has_chains in ((Deaf(refines=True), True), (Broken(refines=True), False)):
+        calls.update(asked=0, chained=0)
+        with Engine(target(), drafters=[draft_model()], planner=planner, config=CONFIG) as engine:
+            submit_all(engine, PROMPTS[:4], max_new_tokens=20)
+            texts.append([request.output for request in run_checked(engine).values()])
+        assert (calls["chained"] > 10) == has_chains
+        assert (calls["asked"] > 10) != has_chains
+        assert bool(planner.faults()) != has_chains
+    assert texts[0] == texts[1]
+
+
 def test_a_planner_that_never_refines_is_never_asked_to() -> None:
     class Never(Ragged):
         def refine(self, *_: object) -> Plan:

@@ -45,10 +45,15 @@ class PlannerGuard:
         """Whether it may shorten drafts once they, or a round of them, have been made."""
         return self._planner is not None and getattr(self._planner, "refines", True)
 
-    @property
-    def refines_between_rounds(self) -> bool:
-        """Whether drafters are to wait for it after every round, and not draft in full."""
-        return self.refines and getattr(self._planner, "refines_between_rounds", True)
+    def refines_rounds_of(self, plan: Plan) -> bool:
+        """Whether drafters are to wait for it after every round of `plan`, and not draft in full."""
+        if not (self.refines and getattr(self._planner, "refines_between_rounds", True)):
+            return False
+        try:
+            return bool(getattr(self._planner, "heeds", _always)(plan))
+        except Exception as error:
+            self._fault("heed", error)
+            return True
 
     def plan(self, view: BatchView) -> Plan:
         """The planner's plan, checked, or no drafts."""
@@ -104,3 +109,7 @@ class PlannerGuard:
     def _fault(self, verb: str, error: Exception) -> None:
         log.warning("planner_failed", verb=verb, error=repr(error))
         self._faults.append(f"planner failed to {verb}: {error!r}")
+
+
+def _always(plan: Plan) -> bool:
+    return True

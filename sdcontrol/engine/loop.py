@@ -233,7 +233,7 @@ class Engine(EngineParts):
             view,
             plan,
             planner.refine if planner.refines else None,
-            between_rounds=planner.refines_between_rounds,
+            between_rounds=planner.refines_rounds_of(plan),
         )
         batch.take(drafts.drafts, plan.choices)
         return drafts

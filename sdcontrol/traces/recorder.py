@@ -47,14 +47,13 @@ class _Live:
 
     def record(self, finish_reason: str | None, end_seconds: float | None) -> RequestRecord:
         """What is known in the end."""
-        keeps_ids = self.arrival.prompt_ids is not None
         return replace(
             self.arrival,
             output_tokens=self.output_tokens,
             ttft_seconds=self.ttft_seconds,
             finish_reason=finish_reason,
             end_seconds=end_seconds,
-            output_ids=tuple(self.output_ids) if keeps_ids else None,
+            output_ids=None if self.arrival.prompt_ids is None else tuple(self.output_ids),
         )
 
 
@@ -114,6 +113,10 @@ class Recorder:
     def refines_between_rounds(self) -> bool:
         """Whether it wants to be asked after every round."""
         return bool(getattr(self._planner, "refines_between_rounds", True))
+
+    def heeds(self, plan: Plan) -> bool:
+        """Whether confidences could change `plan`."""
+        return bool(getattr(self._planner, "heeds", lambda _: True)(plan))
 
     def plan(self, view: BatchView) -> Plan:
         """The planner's plan."""
