@@ -64,7 +64,7 @@ class Controller:
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
     are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which the
     engine pads a forward (graph buckets), for our own cost. Where steps are so short that its own time
-    would weigh, learning may wait for up to eight of them and a few requests may keep their choices.
+    would weigh, learning may wait for up to sixteen of them and a few requests may keep their choices.
     """
 
     allows_late_observations = True  # a step may be planned before the last one is observed
@@ -188,7 +188,7 @@ class Controller:
             self._waiting.observe(observation, may_repeat=self._may_stand(observation))
             self._unlearnt.append(observation)
             may_wait = self._waiting.may_wait(observation, len(self._unlearnt))
-            if not may_wait or self._error >= SURPRISE:
+            if not may_wait or self._last_error >= SURPRISE:
                 self._learn()
         if self.is_quarantined:
             return
@@ -208,7 +208,7 @@ class Controller:
             return False
 
     @property
-    def _error(self) -> float:
+    def _last_error(self) -> float:
         """Log-ratio of measured to predicted time, its sign aside, of the step that was learnt last."""
         last: Prediction | None = getattr(self.cost, "last_prediction", None)
         return abs(last.log_error) if last is not None else 0.0
@@ -221,7 +221,7 @@ class Controller:
             self.acceptance.update(observation)
         self._waiting.learnt()
         update_cost, last = getattr(self.cost, "update", None), waiting[-1]
-        if update_cost is not None and self._waiting.takes_costs(last, self._error):
+        if update_cost is not None and self._waiting.takes_costs(last, self._last_error):
             update_cost(typical(waiting))
 
     def take_faults(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ how long the controller took is what they say, never measured again.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sdcontrol.controller_share import ControllerShare
@@ -22,7 +22,7 @@ _FIRST_STEPS = 32  # of a controller, each of which is news
 _MOST_NEWS = 8  # observations that wait, the last one included
 _MOST_WAITING = 16  # the same, with those that are no news
 _COST_STEPS = 8  # from one that costs are learnt from to the next
-_SURE_COST_STEPS = 16  # the same, where the last was predicted well
+_SURE_COST_STEPS = 16  # the same, where the last was predicted well and did as much work
 SURPRISE, _SURE = 0.25, 0.1  # log-ratio of a step's measured to its predicted time
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
 _YOUNG_STEPS = 2  # of a request, each of which is news
@@ -63,6 +63,7 @@ class Waiting:
         self._num_news = 0  # observations that wait and are news
         self._is_news = True  # the last one
         self._cost_step = 0  # the last one that costs were learnt from
+        self._cost_work: Sequence[int] = ()  # by request, the tokens that were verified in it
 
     @property
     def _is_due(self) -> bool:
@@ -88,11 +89,12 @@ class Waiting:
 
     def takes_costs(self, observation: Observation, error: float) -> bool:
         """Whether a step is to teach costs, and takes note if so; by how far the last was off."""
-        step = observation.view.step
-        most = _SURE_COST_STEPS if error < _SURE else _COST_STEPS if error < SURPRISE else 0
+        step, work = observation.view.step, observation.proposed
+        is_sure = error < _SURE and work == self._cost_work
+        most = _SURE_COST_STEPS if is_sure else _COST_STEPS if error < SURPRISE else 0
         if self._is_due and 0 <= step - self._cost_step < most:
             return False
-        self._cost_step = step
+        self._cost_step, self._cost_work = step, work
         return True
 
     def may_wait(self, observation: Observation, num_waiting: int) -> bool:

@@ -547,14 +547,18 @@ def test_drafts_as_long_as_can_be_that_are_accepted_whole_are_no_news(
     assert most_unlearnt == bunch - 1
 
 
-@pytest.mark.parametrize(("error", "interval"), [(0.05, 16), (0.2, 8), (0.3, 1)])
+@pytest.mark.parametrize(
+    ("error", "lengths", "interval"),
+    [(0.05, 1, 16), (0.05, 9, 8), (0.2, 1, 8), (0.3, 1, 1)],
+)
 def test_costs_are_learnt_less_often_the_better_they_are_predicted(
-    error: float, interval: int
+    error: float, lengths: int, interval: int
 ) -> None:
+    """Where steps are of different lengths, each tells something new."""
     waiting, rng, taught = Waiting(8), np.random.default_rng(2), []
     for step in range(112):
         view = view_of(step, 2)
-        seen = decoded(view, Plan.off(view), rng)
+        seen = decoded(view, Plan.uniform(view, "ngram", step % lengths), rng)
         timing = replace(seen.timing, controller_seconds=0.01)
         waiting.observe(replace(seen, timing=timing), may_repeat=False)
         if waiting.takes_costs(seen, error):

@@ -10,9 +10,7 @@ from sdcontrol.core import BatchView, Confidence, Observation, Plan
 
 __all__ = ["merged", "typical"]
 
-_MOST_ALIKE = (
-    7  # steps of which one is typical: what comes after a change of speed is soon most of them
-)
+_MOST_ALIKE = 7  # steps, of which one is typical; after a change of speed most are soon new
 
 
 def merged(observations: Sequence[Observation]) -> Observation:
