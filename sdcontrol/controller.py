@@ -18,7 +18,7 @@ from sdcontrol.estimators.cost import OnlineCost, Prediction
 from sdcontrol.estimators.merging import merged, typical
 from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.logs import EventLog
-from sdcontrol.waiting import SURPRISE, Waiting
+from sdcontrol.waiting import Waiting
 
 if TYPE_CHECKING:
     from sdcontrol.policies.base import Policy, PolicyConfig
@@ -187,8 +187,7 @@ class Controller:
         if self.learns:
             self._waiting.observe(observation, may_repeat=self._may_stand(observation))
             self._unlearnt.append(observation)
-            may_wait = self._waiting.may_wait(observation, len(self._unlearnt))
-            if not may_wait or self._last_error >= SURPRISE:
+            if not self._waiting.may_wait(observation, len(self._unlearnt), self._last_error):
                 self._learn()
         if self.is_quarantined:
             return

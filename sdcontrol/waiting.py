@@ -16,14 +16,14 @@ from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView
 from sdcontrol.estimators.hints import bucket_of_match
 
-__all__ = ["SURPRISE", "Waiting"]
+__all__ = ["Waiting"]
 
 _FIRST_STEPS = 32  # of a controller, each of which is news
 _MOST_NEWS = 8  # observations that wait, the last one included
 _MOST_WAITING = 16  # the same, with those that are no news
 _COST_STEPS = 8  # from one that costs are learnt from to the next
 _SURE_COST_STEPS = 16  # the same, where the last was predicted well and did as much work
-SURPRISE, _SURE = 0.25, 0.1  # log-ratio of a step's measured to its predicted time
+_SURPRISE, _SURE = 0.25, 0.1  # log-ratio of a step's measured to its predicted time
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
 _YOUNG_STEPS = 2  # of a request, each of which is news
 _YOUNG_TOKENS = 4  # generated; before that a request's choice stands until something is learnt
@@ -91,16 +91,19 @@ class Waiting:
         """Whether a step is to teach costs, and takes note if so; by how far the last was off."""
         step, work = observation.view.step, observation.proposed
         is_sure = error < _SURE and work == self._cost_work
-        most = _SURE_COST_STEPS if is_sure else _COST_STEPS if error < SURPRISE else 0
+        most = _SURE_COST_STEPS if is_sure else _COST_STEPS if error < _SURPRISE else 0
         if self._is_due and 0 <= step - self._cost_step < most:
             return False
         self._cost_step, self._cost_work = step, work
         return True
 
-    def may_wait(self, observation: Observation, num_waiting: int) -> bool:
-        """Whether `num_waiting` observations, of which this is the last, may wait for the next."""
+    def may_wait(self, observation: Observation, num_waiting: int, error: float) -> bool:
+        """Whether `num_waiting` observations, of which this is the last, may wait for the next.
+
+        Not where the step that costs were learnt from last was off by too much.
+        """
         is_full = num_waiting >= _MOST_WAITING or self._num_news >= _MOST_NEWS
-        if not self._is_due or is_full or observation.faults:
+        if not self._is_due or is_full or observation.faults or error >= _SURPRISE:
             return False
         if not self._is_news:
             return True
