@@ -45,6 +45,7 @@ class _Made(NamedTuple):
     num_learnt: int  # times
     last_step: int
     is_longest: bool  # as many tokens as could be drafted: as many for longer matches, too
+    num_sharing: int  # requests that shared its drafting rounds; 0 where drafts are looked up
 
 
 class Waiting:
@@ -137,7 +138,7 @@ class Waiting:
     def repeated(self, view: BatchView) -> Plan | None:
         """What was chosen when hints last said what they say now; None: make a plan."""
         choices: list[Choice] = []
-        reason, left = "", view.free_kv_tokens
+        given: list[_Made] = []
         for request, (key, matches) in zip(view.requests, self._said(view), strict=False):
             then = self._standing(key, matches, view.step)
             if then is None:
@@ -145,10 +146,12 @@ class Waiting:
             choice, most = then.choice, max(request.remaining_tokens - 1, 0)
             if choice.drafter is not None and choice.num_draft_tokens > most:
                 choice = Choice.of(choice.drafter, most)
-            left -= choice.num_draft_tokens
             choices.append(choice)
-            reason = reason or then.reason
-        return Plan(tuple(choices), _KEPT + reason) if choices and left >= 0 else None
+            given.append(then)
+        left = view.free_kv_tokens - sum([choice.num_draft_tokens for choice in choices])
+        if not choices or left < 0 or not _is_shared_as_then(given):
+            return None
+        return Plan(tuple(choices), _KEPT + given[0].reason)
 
     def _standing(self, key: _Key, matches: _Matches, step: int) -> _Made | None:
         """What a request was given that still stands, the same matches first."""
@@ -168,20 +171,21 @@ class Waiting:
         return step <= made.last_step or made.num_learnt == self._num_learnt
 
     def _keep(self, view: BatchView, plan: Plan) -> None:
+        drafters = [choice.drafter for choice in plan.choices]
         for request, choice, (key, matches) in zip(
             view.requests, plan.choices, self._said(view), strict=False
         ):
             is_young = request.generated_tokens < _YOUNG_TOKENS
             last_step = view.step if is_young else view.step + _PLAN_STEPS
             is_longest = self._is_longest(choice, request.hints)
-            made = _Made(choice, plan.reason, self._num_learnt, last_step, is_longest)
+            sharing = 0 if _is_looked_up(choice, request.hints) else drafters.count(choice.drafter)
+            made = _Made(choice, plan.reason, self._num_learnt, last_step, is_longest, sharing)
             self._made.setdefault(key, {})[matches] = made
 
     def _is_longest(self, choice: Choice, hints: Mapping[str, Hint]) -> bool:
-        hint = hints.get(choice.drafter or "")
-        if hint is None or hint.match_tokens is None:
+        if choice.drafter is None or not _is_looked_up(choice, hints):
             return False
-        return choice.num_draft_tokens >= self._limit(hint)
+        return choice.num_draft_tokens >= self._limit(hints[choice.drafter])
 
     def _limit(self, hint: Hint) -> int:
         most = self._most_draft_tokens
@@ -208,6 +212,18 @@ class Waiting:
             said += (self._limit(hint), hint.confidence if bucket is None else None)
             matches.append(bucket or 0)
         return tuple(said), tuple(matches)
+
+
+def _is_looked_up(choice: Choice, hints: Mapping[str, Hint]) -> bool:
+    """Whether drafts take no rounds of a model: a match, or none at all."""
+    hint = hints.get(choice.drafter or "")
+    return choice.drafter is None or (hint is not None and hint.match_tokens is not None)
+
+
+def _is_shared_as_then(given: Sequence[_Made]) -> bool:
+    """Whether no fewer requests share each drafter's rounds than when that was chosen."""
+    drafters = [one.choice.drafter for one in given]
+    return all(drafters.count(one.choice.drafter) >= one.num_sharing for one in given)
 
 
 def _is_scored(observation: Observation) -> bool:

@@ -496,11 +496,46 @@ def test_a_choice_that_is_no_longer_possible_is_not_kept() -> None:
     assert controller.plan(BatchView(88, (full,), 0)).is_off
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_rounds_that_were_shared_are_not_kept_for_fewer(alone: bool) -> None:
+    """What a model drafts for two was chosen at half the price; a look-up costs nobody else anything."""
+    waiting = Waiting(8)
+    matched, gap = {"ngram": Hint(8, 16)}, {"ngram": Hint(8, 0)}
+
+    def view(step: int, *hints: Mapping[str, Hint]) -> BatchView:
+        rows = [RequestView(f"r{r}", 900, 500, 999, 0.0, ARMS[:2], h) for r, h in enumerate(hints)]
+        return BatchView(step, tuple(rows), 1000)
+
+    def planned(shown: BatchView, *choices: Choice) -> None:
+        counts = tuple(choice.num_draft_tokens for choice in choices)
+        timing = Timing({}, 0.01, controller_seconds=0.01)
+        seen = Observation(shown, Plan(choices), counts, counts, (0, 0), (1, 1), timing)
+        waiting.observe(seen, may_repeat=True)
+
+    model, look_up = Choice.of(ARMS[1], 2), Choice.of(ARMS[0], 8)
+    for step in range(40):
+        shown = view(step, gap, gap) if step % 2 else view(step, matched, matched)
+        choice = model if step % 2 else look_up
+        assert waiting.repeated(shown) is None or step > 32
+        planned(shown, choice, choice)
+    plan = waiting.repeated(view(40, gap, matched if alone else gap))
+    assert (plan is None) if alone else (plan is not None and plan.choices == (model, model))
+    mixed = waiting.repeated(view(40, matched, matched))
+    assert mixed is not None
+    assert mixed.choices == (look_up, look_up)
+    planned(view(40, gap, matched), model, look_up)  # a plan for one is kept for one, and for two
+    plan = waiting.repeated(view(41, gap, matched))
+    assert plan is not None
+    assert plan.choices == (model, look_up)
+
+
 def test_plans_that_try_an_arm_or_are_another_policys_are_not_repeated() -> None:
     policy = Controller("goodput").policy
     assert isinstance(policy, Goodput)
     assert policy.may_repeat(Plan((Choice.off(),), "goodput: memory-bound"))
-    assert not policy.may_repeat(Plan((Choice.off(),), "goodput; probes ngram for at most 0.1 s"))
+    for how in ("probes", "rechecks"):
+        tried = Plan((Choice.off(),), f"goodput; {how} ngram for at most 0.1 s")
+        assert not policy.may_repeat(tried)
     scripted = Scripted(lambda view, belief: Plan.uniform(view, "ngram", 1, str(view.step)))
     plans = busy(Controller(scripted, clock=None), 0.1, [5] * 12)
     assert len({plan.reason for plan in plans}) == 12

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from sdcontrol.core import BatchView, Cost, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.core import BatchView, Choice, Cost, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.cost import OnlineCost, UninformedCost
 from sdcontrol.estimators.pace import Pace
@@ -326,6 +326,26 @@ def test_the_price_of_a_drafting_round_is_learnt_per_family() -> None:
             expected, rel=0.1
         )
     assert float(cost.draft_seconds("ngram", 8, 1000)) == 0.0
+
+
+def test_a_drafter_found_quicker_than_assumed_by_one_is_quicker_for_many() -> None:
+    """It may simply be smaller: what 32 would take was never measured, while one at a time tried it."""
+    cost = OnlineCost()
+
+    def step(number: int, lone_seconds: float | None) -> Observation:
+        plain = observed(0.2, step=number, batch=32, context=2000, arm="draft_model")
+        if lone_seconds is None:
+            return plain
+        tried = Plan((Choice.of("draft_model", 1), *plain.plan.choices[1:]))
+        counts, timing = (1,) + (0,) * 31, Timing({"draft_model": lone_seconds}, 0.2, 1e-4, 1e-3)
+        return replace(plain, plan=tried, drafted=counts, proposed=counts, timing=timing)
+
+    for number in range(8):
+        cost.update(step(number, None))
+    lone, crowd = (float(cost.draft_seconds("draft_model", n, n * 2000)) for n in (1, 32))
+    for number in range(8, 11):
+        cost.update(step(number, 0.2 * lone))
+    assert float(cost.draft_seconds("draft_model", 32, 32 * 2000)) < 0.7 * crowd
 
 
 def test_drafting_too_quick_for_the_clock_is_nearly_free() -> None:

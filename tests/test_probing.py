@@ -85,6 +85,13 @@ def test_whatever_seems_hopeless_is_tried_at_last() -> None:
     assert set(tried) == set(hazards)
 
 
+@pytest.mark.parametrize("seconds", [0.6, 1.2])
+def test_what_could_bring_nothing_is_only_rechecked(seconds: float) -> None:
+    """Rounds that take longer than all of their tokens could save: under half of what others may cost."""
+    spent, plain = probe_costs(3, {"draft_model": seconds}, 1000, lambda step: 0.05)
+    assert 0.0 < sum(spent) < 0.003 * 1000 * plain
+
+
 def test_an_unlucky_start_is_thought_over_within_its_first_hundred_steps() -> None:
     """A lone request whose drafter costs a tenth of a step is given several probes."""
     spent, _ = probe_costs(1, {"draft_model": 0.1}, 100, lambda step: 0.05)

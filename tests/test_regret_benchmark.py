@@ -143,6 +143,10 @@ def test_one_case_is_measured_scored_drawn_and_resumed(
     ElementTree.parse(tmp_path / "regret.svg")
     assert main(["--quick", "--resume", "--cells", name, "--folder", str(tmp_path)]) == 0
     assert (tmp_path / "regret.json").read_text("utf-8") == written
+    assert "Measured in parts" not in markdown([result])
+    elsewhere = {"date": "2026-11-01", "processor": "another"}
+    both = markdown([result, {**result, "name": "other", "measured": elsewhere}])
+    assert "another, 2026-11-01: other." in both.splitlines()[-1]
     assert main(["--cells", "nothing"]) == 2
 
 

@@ -1,6 +1,6 @@
 """Live regret of the adaptive policy: `python -m benchmarks.regret`.
 
-    python -m benchmarks.regret [--cells NAME,NAME] [--resume] [--blocks N]     about 50 minutes
+    python -m benchmarks.regret [--cells NAME,NAME] [--resume] [--blocks N]     an hour or two
     python -m benchmarks.regret --quick                                         about 90 seconds
 
 Twelve cells and three workloads that change; see `grid`. In every block all arms decode the same
@@ -12,13 +12,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import transformers
 
-from benchmarks.measuring import RESULTS, write_results
+from benchmarks.measuring import RESULTS, setting, write_results
 from benchmarks.regret.grid import CELLS, WORKLOADS, Case, quick
 from benchmarks.regret.plot import svg
 from benchmarks.regret.results import cell_result, misses, workload_result
@@ -64,6 +64,7 @@ def measure(case: Case, *, is_tiny: bool = False) -> Result:
     finally:
         rig.close()
     seconds = time.perf_counter() - started
+    result["measured"] = _where(setting())
     result["seconds"] = {"all": round(seconds, 1), "contexts": round(ready - started, 1)}
     print(f"{case.name:28s} {seconds:5.0f} s  {'; '.join(misses(result)) or 'met'}", flush=True)
     return result
@@ -79,8 +80,13 @@ def _earlier(folder: Path) -> dict[str, Result]:
     path = folder / f"{_NAME}.json"
     if not path.exists():
         return {}
-    results = json.loads(path.read_text(encoding="utf-8"))["results"]
-    return {str(result["name"]): result for result in results}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    where = {"measured": _where(found)}  # of results that do not say it themselves
+    return {str(result["name"]): {**where, **result} for result in found["results"]}
+
+
+def _where(facts: Mapping[str, object]) -> dict[str, object]:
+    return {key: facts[key] for key in ("date", "processor")}
 
 
 def _write(folder: Path, results: Sequence[Result]) -> None:

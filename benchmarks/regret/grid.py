@@ -65,19 +65,23 @@ class Case:
         return [max(block - 1, 0) // 2 % len(self.phases)]
 
 
+_BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (16, "bundled"): 20, (1, "large"): 20}
+"""Counted ones, by batch size and pair; 10 elsewhere."""
+
+
 def _cell(
     batch: int, context: int, kind: str, pair: str, *, tokens: int, dtype: str = "bfloat16"
 ) -> Case:
     """Small batches take turns through several groups of prompts.
 
-    A lone request's blocks are short and differ, so that there are more of them; the smallest model's
-    take a seventh of a second, and not half a one at batch 4.
+    The shorter a cell's blocks, the more there are: the smallest model's take a seventh of a second at
+    batch 1, the largest's several at batch 32.
     """
     name = f"{pair}-b{batch}-c{context}-{kind}"
     groups = {1: 4, 4: 2}.get(batch, 1)
     phases = tuple(PhaseSpec(f"group {g}", batch, context, kind) for g in range(groups))
     budget = 512 if context >= 2048 else 128
-    blocks = {(1, "bundled"): 40, (4, "bundled"): 30, (1, "large"): 20}.get((batch, pair), 10)
+    blocks = _BLOCKS.get((batch, pair), 10)
     return Case(name, pair, dtype, tokens, blocks, phases, sparse_budget=budget)
 
 
@@ -86,14 +90,14 @@ CELLS: tuple[Case, ...] = (
     _cell(1, 2048, "code", "bundled", tokens=160, dtype="float32"),
     _cell(1, 256, "free", "large", tokens=40),
     _cell(4, 256, "mixed", "bundled", tokens=128, dtype="float32"),
-    _cell(4, 2048, "copy", "large", tokens=32),
+    _cell(4, 2048, "copy", "large", tokens=64),
     _cell(4, 2048, "free", "bundled", tokens=80, dtype="float32"),
     _cell(16, 256, "code", "bundled", tokens=80),
     _cell(16, 2048, "mixed", "bundled", tokens=48),
-    _cell(16, 256, "copy", "large", tokens=40),
-    _cell(32, 256, "free", "bundled", tokens=64),
-    _cell(32, 256, "mixed", "large", tokens=32),
-    _cell(32, 2048, "code", "large", tokens=20),
+    _cell(16, 256, "copy", "large", tokens=64),
+    _cell(32, 256, "free", "bundled", tokens=80),
+    _cell(32, 256, "mixed", "large", tokens=48),
+    _cell(32, 2048, "code", "large", tokens=32),
 )
 
 
@@ -113,7 +117,7 @@ WORKLOADS: tuple[Case, ...] = (
                 PhaseSpec(f"{i}: batch {b}", b, 256, "mixed", stretch=3 if b == 1 else 1)
                 for i, b in enumerate(_RAMP)
             ],
-            tokens=16,
+            tokens=32,
         ),
         shares_prompts=True,
     ),

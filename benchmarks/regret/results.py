@@ -108,7 +108,7 @@ def _controller_misses(result: Mapping[str, object]) -> list[str]:
     if share["most"] <= TARGETS["controller_share"]:
         return []
     above = f"{share['steps_above']} of {share['steps']}"
-    return [f"controller over 3 % in {above} steps (median {share['median']:.1%})"]
+    return [f"controller over 3 % in {above} steps"]
 
 
 def summary(results: Sequence[Mapping[str, object]]) -> str:

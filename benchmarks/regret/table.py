@@ -35,7 +35,22 @@ def markdown(results: Sequence[Result]) -> str:
     )
     parts = [_table(head, cells)] if cells else []
     parts += [_table(other, workloads)] if workloads else []
-    return "\n\n".join([*parts, summary(results)])
+    return "\n\n".join([*parts, summary(results), *_places(results)])
+
+
+def _places(results: Sequence[Result]) -> list[str]:
+    """What was measured where and when; nothing where all was at once."""
+    places: dict[str, list[str]] = {}
+    for result in results:
+        measured = result.get("measured")
+        if isinstance(measured, Mapping):
+            place = f"{measured['processor']}, {measured['date']}"
+            places.setdefault(place, []).append(str(result["name"]))
+    if len(places) < 2:
+        return []
+    return [
+        "Measured in parts. " + ". ".join(f"{p}: {', '.join(n)}" for p, n in places.items()) + "."
+    ]
 
 
 def _cell(result: Result) -> tuple[str, ...]:

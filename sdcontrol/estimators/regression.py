@@ -36,8 +36,9 @@ class OnlineRegression:
     """`seconds = scale * sum(relative_i * feature_i / unit_i)`, with all coefficients at least 0.
 
     `units` are the features at a point of reference, where `prior`, the first guess of the relative
-    coefficients, sums to 1; `spread` is its standard deviation. All are `[features]`. The scale, the
-    seconds at the point of reference, is settled by the first measurements unless it is given.
+    coefficients, sums to 1; `spread` is its standard deviation. All are `[features]`. `common`, too,
+    is what one standard deviation moves, but all coefficients together. The scale, the seconds at the
+    point of reference, is settled by the first measurements unless it is given.
     """
 
     def __init__(
@@ -46,9 +47,13 @@ class OnlineRegression:
         prior: FloatArray,
         spread: FloatArray,
         scale: float | None = None,
+        *,
+        common: FloatArray | None = None,
     ) -> None:
         self.units: FloatArray = np.where(units > 0.0, units, 1.0)
-        self._precision: FloatArray = np.diag(1.0 / spread**2)
+        together = 0.0 if common is None else np.outer(common, common)
+        covariance: FloatArray = np.asarray(np.diag(spread**2) + together, np.float64)
+        self._precision: FloatArray = np.asarray(np.linalg.inv(covariance), np.float64)
         self._target: FloatArray = self._precision @ prior
         self._prior = self._precision.copy(), self._target.copy()
         self._relative: FloatArray = prior.copy()

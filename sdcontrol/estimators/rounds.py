@@ -15,6 +15,7 @@ from sdcontrol.estimators.regression import OnlineRegression
 __all__ = ["LearntRounds", "RoundPrice"]
 
 _SPREAD_SHARE, _SPREAD_FLOOR = 0.5, 0.1
+_SIZE_SPREAD = 0.5  # of all prices of rounds together: a drafter may be smaller than assumed
 _CATCH_UP_SPREAD = 1.5  # what a catch-up takes is known less well than what a round takes
 _FIRST_TRUST = (0.05, 0.1, 0.3)  # in the first measurements: a first use is often slow
 _NEW_STEPS = 5  # measurements before a surprise is an outlier
@@ -87,4 +88,6 @@ def _regression(assumed: RoundPrice, first: DraftLoad) -> OnlineRegression:
     shares = parts / total if total > 0.0 else np.array([1.0, 0.0, 0.0])
     units[3] = total if total > 0.0 else 1.0  # one assumed second is one assumed second
     spread = np.append(_SPREAD_SHARE * shares + _SPREAD_FLOOR, _CATCH_UP_SPREAD)
-    return OnlineRegression(units, np.append(shares, 1.0), spread, scale=total or None)
+    common = _SIZE_SPREAD * np.append(shares, 0.0)
+    prior = np.append(shares, 1.0)
+    return OnlineRegression(units, prior, spread, scale=total or None, common=common)

@@ -7,7 +7,8 @@ that may be spent at once and is paid back by a quarter of the income until then
 never more than 1 % of all time. What is spent is the price that the plan named, or the drafting that
 was measured where that was more. And a probe must be worth it: the more the arm could bring beside
 the plan of this very step (`upside`), the sooner it is tried. What is asked for falls as the
-allowance fills, so that nothing stays untried for ever.
+allowance fills, so that nothing stays untried for ever; but what could bring next to nothing, even if
+it turned out well, is only rechecked, at the highest price that a probe may count for.
 """
 
 import math
@@ -22,9 +23,8 @@ __all__ = ["Probing", "is_probe"]
 
 _SAVED_STEPS = 3.0  # steps' time that the allowance can hold
 _LOAN = 0.25  # of that, at the start
-_LEAST_RETURN = (
-    0.3  # share of the rate for a step's time of probing; none once the allowance is full
-)
+_LEAST_RETURN = 0.3  # share of the rate for a step's time of probing; less as the allowance fills
+_HOPELESS = 0.01  # the same, under which a try is a recheck
 _STEP_MEMORY = 0.95  # of the average step's seconds, per step
 _TURN_MEMORY = 0.995  # of what each arm spent, per step
 _SURE_PROBES = 8.0  # probes without effect that double the next one's price
@@ -39,7 +39,7 @@ _EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they
 _FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK = 4
 _MOST_NOTED = 16  # steps that may be counted late: several at once take less than one by one
-_MARK, _PRICE = "; probes ", " for at most "
+_PROBES, _RECHECKS, _PRICE = "; probes ", "; rechecks ", " for at most "
 
 
 class Probing:
@@ -89,7 +89,7 @@ class Probing:
         self._count_seen(observation)
         timing = observation.timing
         seconds = timing.total_seconds
-        probed, price = _probed(observation.plan)
+        mark, probed, price = _probed(observation.plan)
         for drafter in {choice.drafter for choice in observation.plan.choices}:
             if drafter is not None:
                 self._measured.add(family_of(drafter))
@@ -102,7 +102,7 @@ class Probing:
             measured = timing.draft_seconds.get(family_of(probed), 0.0)
             if 0.0 < measured < _LONGEST_SECONDS:
                 price = max(price, measured)
-            price *= self._weight(probed)
+            price *= _MOST_WEIGHT if mark == _RECHECKS else self._weight(probed)
             self._allowance -= price
             self._spent[probed] = self._spent.get(probed, 0.0) + price
             self._confirmed[probed] = self._confirmed.get(probed, 0) + 1
@@ -140,17 +140,18 @@ class Probing:
                 continue
             if min(weight * probe.seconds, most_seconds) > self._allowance:
                 return plan
-            if self._is_worth_it(view, problem, answer, a, probe):
-                return _with(plan, problem.arms[a], probe)
+            unfilled = 1.0 - self._allowance / most_seconds
+            hoped = self._return(view, problem, answer, a, probe)
+            if hoped >= max(_LEAST_RETURN * unfilled, _HOPELESS):
+                return _with(plan, _PROBES, problem.arms[a], probe)
+            if unfilled <= 0.0:
+                return _with(plan, _RECHECKS, problem.arms[a], probe)
         return plan
 
-    def _is_worth_it(
+    def _return(
         self, view: BatchView, problem: Problem, answer: Answer, a: int, probe: "_Probe"
-    ) -> bool:
-        """Whether arm `a` could bring enough for what trying it takes, catch-up included."""
-        unfilled = 1.0 - self._allowance / (_SAVED_STEPS * self._step_seconds)
-        if unfilled <= 0.0:
-            return True
+    ) -> float:
+        """What arm `a` could bring: share of the rate for a step's time of trying, catch-up included."""
         arm, r, seconds = problem.arms[a], probe.request, probe.seconds
         if problem.catch_up[a, r] > 0.0:
             horizon = max(min(view.requests[r].remaining_tokens, self.horizon_tokens), 1)
@@ -165,7 +166,7 @@ class Probing:
             spread=math.sqrt(_LASTING_VARIANCE + _FIRST_VARIANCE / known),
             round_share=1.0 if family_of(arm) in self._measured else _UNMEASURED_ROUND,
         )
-        return gained * self._step_seconds >= _LEAST_RETURN * unfilled * seconds
+        return gained * self._step_seconds / seconds
 
     def _count_seen(self, observation: Observation) -> None:
         for arm in self._seen:
@@ -225,22 +226,25 @@ def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
     return busy
 
 
-def _with(plan: Plan, arm: str, probe: _Probe) -> Plan:
+def _with(plan: Plan, mark: str, arm: str, probe: _Probe) -> Plan:
     r = probe.request
     choices = (*plan.choices[:r], Choice.of(arm, probe.length), *plan.choices[r + 1 :])
-    return Plan(choices, f"{plan.reason}{_MARK}{arm}{_PRICE}{probe.seconds:.3g} s")
+    return Plan(choices, f"{plan.reason}{mark}{arm}{_PRICE}{probe.seconds:.3g} s")
 
 
 def is_probe(plan: Plan) -> bool:
     """Whether one of the plan's requests tries an arm that is off."""
-    return _MARK in plan.reason
+    return _probed(plan)[1] is not None
 
 
-def _probed(plan: Plan) -> tuple[str | None, float]:
-    """The arm that `plan` probes, if any, and the seconds that it was expected to cost."""
-    _, mark, probe = plan.reason.rpartition(_MARK)
-    arm, _, price = probe.rpartition(_PRICE)
-    try:
-        return (arm, float(price.removesuffix(" s"))) if mark else (None, 0.0)
-    except ValueError:  # another policy's words
-        return None, 0.0
+def _probed(plan: Plan) -> tuple[str, str | None, float]:
+    """How `plan` tries an arm, which, if any, and the seconds that it was expected to cost."""
+    for mark in (_PROBES, _RECHECKS):
+        _, found, probe = plan.reason.rpartition(mark)
+        arm, _, price = probe.rpartition(_PRICE)
+        try:
+            if found:
+                return mark, arm, float(price.removesuffix(" s"))
+        except ValueError:  # another policy's words
+            continue
+    return "", None, 0.0
