@@ -13,7 +13,7 @@ from torch import Tensor
 from sdcontrol.engine.kernels import reference
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import PageTable, Segment, ancestors, pack
+from sdcontrol.engine.packing import NEGLIGIBLE_QUERIES, PageTable, Segment, ancestors, pack
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 40
@@ -241,3 +241,17 @@ def test_rows_and_layers_of_the_cache_are_told_apart_and_moves_may_overlap() -> 
 def test_kv_bytes_are_those_of_all_layers() -> None:
     cache = Case(seed=1).cache(num_layers=3)
     assert cache.num_bytes == 3 * NUM_BLOCKS * 4 * 2 * (KEY_DIM + VALUE_DIM) * 8
+
+
+@pytest.mark.parametrize("lengths", [[9] * 8 + [1] * 24, [1 + row % 9 for row in range(32)]])
+def test_few_queries_are_padded_where_requests_draft_different_lengths(lengths: list[int]) -> None:
+    """A step of unequal drafts is not paid for as if all were the longest; equal ones stay one call."""
+    table = PageTable(np.arange(1, 9))
+    rows = [Segment([7] * n, 16, table, list(range(16, 16 + n)), n) for n in lengths]
+    groups = pack(rows, 4, CPU).groups
+    for group in groups:
+        assert group.num_requests * group.num_queries - group.num_tokens <= NEGLIGIBLE_QUERIES
+    assert sum(group.num_tokens for group in groups) == sum(lengths)
+    assert len(groups) <= len(set(lengths)) // 2 + 1
+    assert len(pack(rows[:8], 4, CPU).groups) <= 2
+    assert len(pack([rows[0]] * 16, 4, CPU).groups) == 1

@@ -24,6 +24,7 @@ IntArray = NDArray[np.int64]
 MAX_GROUPED_TOKENS = 64  # longer segments (prefill) are attended alone
 _STEPS: IntArray = np.arange(1 << 16)
 NEGLIGIBLE_KEYS = 128  # padding below this is cheaper than another group
+NEGLIGIBLE_QUERIES = 16  # the same, of all requests of a group together; on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ class PackedBatch:
 def pack(segments: Sequence[Segment], block_size: int, device: torch.device) -> PackedBatch:
     """Lay the segments out in one row, grouped for attention."""
     clusters = _cluster(segments)
+    if device.type == "cpu":  # a GPU's kernel pads nothing, and every group costs uploads
+        clusters = [part for cluster in clusters for part in _parts(segments, cluster)]
     order = [index for cluster in clusters for index in cluster]
     tokens: list[int] = []
     positions: list[int] = []
@@ -170,6 +173,20 @@ def _cluster(segments: Sequence[Segment]) -> list[list[int]]:
         else:
             clusters.append([index])
     return [sorted(cluster) for cluster in clusters] + alone
+
+
+def _parts(segments: Sequence[Segment], cluster: Sequence[int]) -> list[list[int]]:
+    """The cluster, cut where too many queries would be padded to the longest of them."""
+    parts: list[list[int]] = []
+    width = padding = 0
+    for index in sorted(cluster, key=lambda i: -len(segments[i].tokens)):
+        length = len(segments[index].tokens)
+        padding += width - length
+        if not parts or padding > NEGLIGIBLE_QUERIES:
+            parts.append([])
+            width, padding = length, 0
+        parts[-1].append(index)
+    return [sorted(part) for part in parts]
 
 
 def _belongs(longest: Segment, other: Segment) -> bool:
