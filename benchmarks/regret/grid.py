@@ -66,7 +66,7 @@ class Case:
 
 
 _BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (16, "bundled"): 20, (1, "large"): 20}
-"""Counted ones, by batch size and pair; 10 elsewhere."""
+"""Counted blocks of a cell, by batch size and pair; 10 elsewhere."""
 
 
 def _cell(

@@ -162,7 +162,7 @@ def _num_keys(segment: Segment) -> int:
 
 
 def _cluster(segments: Sequence[Segment]) -> list[list[int]]:
-    """Indices of segments to attend together: alike in queries, and in keys within a factor."""
+    """Indices of segments to attend together: keys within a factor; long ones alone."""
     alone = [[i] for i, s in enumerate(segments) if len(s.tokens) > MAX_GROUPED_TOKENS]
     short = [i for i, s in enumerate(segments) if len(s.tokens) <= MAX_GROUPED_TOKENS]
     short.sort(key=lambda i: (segments[i].table.blocks.ndim, -_num_keys(segments[i]), i))
