@@ -63,7 +63,7 @@ class Controller:
     method learns from observations too. A policy that raises, plans the impossible or takes longer
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
     are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which the
-    engine pads a forward (graph buckets), for our own cost. Where steps are so short that its own time
+    engine pads a forward (`Engine.token_edges`), for our own cost. Where steps are so short that its own time
     would weigh, learning may wait for up to sixteen of them and a few requests may keep their choices.
     """
 

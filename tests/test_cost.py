@@ -243,6 +243,17 @@ def test_a_pause_at_a_load_never_seen_is_forgotten_within_fifty_steps() -> None:
     assert float(cost.verify_seconds(32, 8 * 512, 8)) < 0.018
 
 
+def test_what_arrivals_cost_once_is_not_the_price_of_a_step() -> None:
+    """The first step of a batch indexes its prompts: fifty times the rest of any other."""
+    cost = OnlineCost()
+    for step in range(60):
+        one = observed(0.01, step=step)
+        late = 0.05 if step % 15 == 0 else 1e-3
+        cost.update(replace(one, timing=replace(one.timing, overhead_seconds=late)))
+        if step > 2:
+            assert cost.overhead_seconds() == pytest.approx(1.1e-3)
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -1.0, 0.0])
 def test_a_clock_that_returns_nonsense_teaches_nothing(broken: float) -> None:
     cost = OnlineCost()

@@ -41,6 +41,7 @@ from benchmarks.gpu.promise import RIVAL, figures_of, fixed_specs, screened
 from benchmarks.gpu.report import Report, markdown, missing
 from benchmarks.gpu.scale import FULL, SMALL
 from benchmarks.gpu.verification import ragged_lengths
+from benchmarks.keeping import Keeping
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF
 from sdcontrol import policies
@@ -621,6 +622,36 @@ def test_kinds_are_accepted_at_their_own_rates(decoder: Decoder) -> None:
         seeds = seeds_of((rate,), 6, 1)
         turn = decoder.turn(Arm("arm", "static:draft_model:1"), steps=14, seeds=seeds)
         assert turn.stats.drafters["draft_model"].acceptance_rate == pytest.approx(rate, abs=0.21)
+
+
+def test_unused_ngrams_are_scored_at_the_kinds_rates_and_alike_where_steps_overlap(
+    decoder: Decoder,
+) -> None:
+    """By row and context, how many of the tokens emitted there the n-gram drafter had foreseen."""
+    scored: list[dict[tuple[int, int], tuple[int, int]]] = []
+    for overlaps in (False, True):
+        arm = Arm("arm", OFF)
+        arm.controller = keeper = Keeping({"kind": "ema_steps", "drafter": "draft_model"})
+        decoder.engine._overlaps = overlaps
+        for _ in range(3):
+            decoder.turn(arm, steps=14, seeds=seeds_of((0.5, 0.9), 6, 0))
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        scored.append(found)
+        for observation in keeper.observations:
+            for row, request in enumerate(observation.view.requests):
+                agreed = observation.shadow.get("ngram", [None] * 6)[row]
+                if agreed is not None:
+                    found[row, request.context_tokens] = observation.emitted[row], agreed
+    decoder.engine._overlaps = False
+    plain, ahead = scored
+    shared = plain.keys() & ahead.keys()
+    for place in shared:
+        (given, agreed), (given_ahead, agreed_ahead) = plain[place], ahead[place]
+        most = min(given, given_ahead)
+        assert min(agreed, most) == min(agreed_ahead, most)
+    assert len(shared) > 40
+    hits = [[plain[place][1] > 0 for place in shared if place[0] % 2 == kind] for kind in (0, 1)]
+    assert np.mean(hits[0]) < 0.35 < np.mean(hits[1])  # 0.1 and 0.6
 
 
 def test_an_engine_is_kept_while_the_same_one_is_asked_for(bench: Bench) -> None:

@@ -20,7 +20,10 @@ from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment, pack
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.static_inputs import StaticInputs
+from sdcontrol.experiments.live import LiveRunner, Models
 from sdcontrol.integrations.settings import planner_of
+from sdcontrol.integrations.transformers import SpeculativeDecoder
+from tests.ab_support import experiment
 from tests.engine_support import (
     ForcedPlanner,
     RandomPlanner,
@@ -288,6 +291,20 @@ def test_without_graphs_nothing_is_padded(model: PreTrainedModel) -> None:
     with Engine(model, config=EngineConfig(kv_tokens=256)) as engine:
         assert engine.token_edges == ()
     assert planned_token_edges(model, EngineConfig()) == ()
+
+
+def test_whoever_prices_is_told_of_padding_without_graphs() -> None:
+    """Reduced precision on a CPU: the engine says it, and controllers made before it know it."""
+    model = tiny_model().to(torch.bfloat16)  # type: ignore[call-arg]
+    with SpeculativeDecoder(model, kv_tokens=256, max_batch_size=3) as decoder:
+        edges = decoder.engine.token_edges
+        assert edges == (*range(1, 17), 24, 32, 40, 48, 56)  # 3 requests of 17 tokens, and padding
+        assert decoder.planner.token_edges == edges  # type: ignore[attr-defined]
+    compared = experiment()
+    runner = LiveRunner(compared, Models(model, None, lambda text: (5,)))
+    told = [planner.token_edges for planner in runner._planners.values()]  # type: ignore[attr-defined]
+    config = compared.engine_of(compared.arms[0])
+    assert told == [planned_token_edges(model, config)] * 2 != [()] * 2
 
 
 def test_models_that_wait_for_the_device_are_refused_graphs() -> None:

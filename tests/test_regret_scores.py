@@ -192,6 +192,11 @@ def test_a_single_block_drops_what_is_far_behind_in_every_phase() -> None:
     }
 
 
+def test_where_no_draft_pays_the_best_setting_that_drafts_stays_for_the_rivals() -> None:
+    rates = {OFF: [[1.0, 1.0]], "a:2": [[0.5, 0.6]], "b:2": [[0.4, 0.7]]}
+    assert outclassed(rates, case_of(*PHASES), [*rates], []) == {"a:2": pytest.approx(0.6)}
+
+
 def test_arms_behind_in_every_phase_and_over_all_of_them_go_after_odd_blocks() -> None:
     """Even blocks, here the second, change nothing; neither does a machine that was twice as fast."""
     rates = {

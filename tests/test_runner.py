@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sdcontrol.engine.packing import PageTable, Segment
-from sdcontrol.engine.runner import ModelRunner
+from sdcontrol.engine.runner import ModelRunner, eager_token_edges
 from tests.engine_support import tiny_model
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 8
@@ -42,5 +42,8 @@ def test_sizes_for_which_products_are_compiled_are_few_and_change_nothing(
         assert written == list(range(BLOCK_SIZE, BLOCK_SIZE + num_tokens))
         plainly = model(input_ids=torch.tensor([prefill(num_tokens).tokens])).logits[0]
         torch.testing.assert_close(logits, plainly, rtol=0.05, atol=0.05)
+    assert eager_token_edges(model, 69) == (
+        tuple(sorted(computed)) if dtype == torch.bfloat16 else ()
+    )
     padded = {*range(1, 17), 24, 32, 40, 48, 56, 64, 72}
     assert computed == (padded if dtype == torch.bfloat16 else set(range(1, 70)))

@@ -18,6 +18,7 @@ from benchmarks.regret.contexts import lay_out
 from benchmarks.regret.grid import PhaseSpec
 from benchmarks.regret.pairs import Prompt, TirelessNgram, prompts_of
 from benchmarks.regret.rig import Arm
+from benchmarks.regret.shadows import SyntheticEngine
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.generation import Decoding
@@ -42,7 +43,10 @@ def kv_tokens_for(batch_size: int, context_tokens: int, room: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """What an engine is made of. `verifier` counts as the same if it is the same object."""
+    """What an engine is made of. `verifier` counts as the same if it is the same object.
+
+    With an n-gram drafter it is synthetic and shares luck: see `SyntheticEngine`.
+    """
 
     drafters: tuple[str, ...]  # "draft_model" stands for the draft model
     verifier: Verifier
@@ -93,7 +97,8 @@ class Decoder:
         self.spec = spec
         named: dict[str, object] = {name: _drafter(name, draft) for name in spec.drafters}
         named |= {drafter.name: drafter for drafter in spec.extra}
-        self.engine = Engine(
+        engine = SyntheticEngine if "ngram" in spec.drafters else Engine
+        self.engine = engine(
             target,
             drafters=named,  # type: ignore[arg-type]
             verification=spec.verifier,

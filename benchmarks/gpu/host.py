@@ -49,7 +49,8 @@ PART = Part(
 
 def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
     decoder = _open(bench, batch, context)
-    arm, seeds = Arm(ADAPTIVE, ADAPTIVE), seeds_of(MIXES["mixed"], batch, 1)
+    arm = Arm(ADAPTIVE, ADAPTIVE, decoder.engine.token_edges)
+    seeds = seeds_of(MIXES["mixed"], batch, 1)
     if bench.is_cuda:
         torch.cuda.reset_peak_memory_stats(bench.device)
     decoder.turn(arm, steps=bench.scale.steps, seeds=seeds)

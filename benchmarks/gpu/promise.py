@@ -16,7 +16,6 @@ from benchmarks.gpu.figures import CellFigures, Figure
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF, even, score_cell
-from sdcontrol.controller import Controller
 from sdcontrol.core import family_of
 from sdcontrol.experiments.compare import Ratio, paired_ratio
 
@@ -135,12 +134,10 @@ def _measure(bench: Bench, spec: DecoderSpec, batch: int, context: int, mix: str
 
 def _arms(bench: Bench, decoder: Decoder, context: int) -> dict[str, Arm]:
     fixed = fixed_specs(bench.scale.sparse_arm, context)
+    edges = decoder.engine.token_edges  # of which the engine tells whoever prices
     arms = {name: Arm(name, spec) for name, spec in fixed.items()}
-    arms[ADAPTIVE] = Arm(ADAPTIVE, ADAPTIVE)
-    arms[RIVAL] = Arm(RIVAL, {"kind": RIVAL, "drafter": _RIVAL_DRAFTER})
-    for name in (ADAPTIVE, RIVAL):  # the engine pads to these, and tells whoever prices
-        spec, edges = arms[name].spec, decoder.engine.token_edges
-        arms[name].controller = Controller(spec, token_edges=edges)
+    arms[ADAPTIVE] = Arm(ADAPTIVE, ADAPTIVE, edges)
+    arms[RIVAL] = Arm(RIVAL, {"kind": RIVAL, "drafter": _RIVAL_DRAFTER}, edges)
     return arms
 
 

@@ -52,7 +52,7 @@ def outclassed(
     """Arms that odd blocks so far show to be behind, and how near to the best they came.
 
     Fixed ones in every phase and over all of them, since an oracle may choose per phase; rivals over
-    all. Off always stays.
+    all. Off always stays, and so does the best that drafts: rivals get its drafter.
     """
     table = {name: _over_off(rates, name, case) for name in (*fixed, *rivals)}
     groups = [{name: table[name] for name in fixed}, {name: table[name][-1:] for name in rivals}]
@@ -64,7 +64,9 @@ def outclassed(
     least = _OUTCLASSED
     if len(rates[OFF]) == 1:
         least = _OUTCLASSED_AT_ONCE if case.is_workload else _OUTCLASSED_IN_A_CELL
-    return {n: share for n, share in shares.items() if share < least and n != OFF}
+    drafting = [name for name in fixed if name != OFF]
+    staying = {OFF, max(drafting, key=shares.__getitem__, default=OFF)}
+    return {n: share for n, share in shares.items() if share < least and n not in staying}
 
 
 def _over_off(rates: PhaseRates, name: str, case: Case) -> list[float]:

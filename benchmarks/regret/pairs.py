@@ -49,10 +49,8 @@ class Pair:
 class TirelessNgram(NgramDrafter):
     """Looks up in earnest and drafts in any case: a random model's text hardly repeats itself.
 
-    Not scored in shadow: that text says nothing of the synthetic rates; see `ScoredNgram`.
+    Needs a `SyntheticEngine` where anybody learns: that text says nothing of the synthetic rates.
     """
-
-    is_free = False
 
     def hint(self, request: DraftRequest, arm: str) -> Hint:
         """The look-up is made; its outcome limits nothing."""
@@ -63,12 +61,6 @@ class TirelessNgram(NgramDrafter):
         """Chains as long as asked for."""
         super().propose(tasks, keep_drafting)
         return [Draft.chain([t.request.tokens[-1]] * t.num_draft_tokens) for t in tasks]
-
-
-class ScoredNgram(TirelessNgram):
-    """Scored in shadow where it is not used, as the real one is; needs a `SyntheticEngine`."""
-
-    is_free = True
 
 
 def seed_of(kind: str, block: int, index: int) -> int:
@@ -92,7 +84,7 @@ def load_pair(case: Case, *, is_tiny: bool = False) -> Pair:
         shapes = ((64, 1), (64, 1)) if is_tiny else ((768, 12), (256, 2))
         target, draft = (_random(*shape, dtype, is_tiny=is_tiny) for shape in shapes)
         verifier = SyntheticVerifier(_rates_of, shares_luck=True)  # where one arm is lucky, all are
-        pair = Pair(target, draft, ScoredNgram(max_branches=1), verifier, is_synthetic=True)
+        pair = Pair(target, draft, TirelessNgram(max_branches=1), verifier, is_synthetic=True)
     for model in (target, draft):
         model.generation_config.eos_token_id = None
     return pair

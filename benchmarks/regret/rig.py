@@ -33,11 +33,12 @@ class Arm:
 
     name: str
     spec: str | Mapping[str, object] | Policy
+    token_edges: tuple[int, ...] = ()  # what the engine pads forwards to
     controller: Controller = field(init=False)
     stats: EngineStats = field(default_factory=EngineStats)
 
     def __post_init__(self) -> None:
-        self.controller = Controller(self.spec)
+        self.controller = Controller(self.spec, token_edges=self.token_edges)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.buckets import Bucket, BucketLimits, Buckets, size_edges
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.packing import Segment
-from sdcontrol.engine.runner import ModelRunner, max_positions
+from sdcontrol.engine.runner import ModelRunner, eager_token_edges, max_positions
 from sdcontrol.engine.static_inputs import BucketAttention, Captured, StaticInputs
 from sdcontrol.engine.stats import GraphStats
 from sdcontrol.logs import EventLog
@@ -241,11 +241,10 @@ def planned_token_edges(model: PreTrainedModel, config: EngineConfig) -> tuple[i
 
     Unless an attention shape turns out to be beyond the Triton kernel, which a warning says.
     """
+    most = config.max_batch_size * (1 + config.max_draft_tokens)
     if not _are_wanted(model.device, config) or find_spec("triton") is None:
-        return ()
-    if uncapturable(model) is not None:
-        return ()
-    return size_edges(config.max_batch_size * (1 + config.max_draft_tokens))
+        return eager_token_edges(model, most)
+    return () if uncapturable(model) is not None else size_edges(most)
 
 
 def parts_of(runner: ModelRunner, config: EngineConfig) -> GraphParts | None:

@@ -18,7 +18,7 @@ from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepa
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.intake import Intake
 from sdcontrol.engine.request import Request, TokenEvent
-from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
+from sdcontrol.engine.runner import ModelRunner, eager_token_edges, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import RejectionVerifier, Verifier, verifier_of
@@ -135,8 +135,12 @@ class EngineParts:
 
     @property
     def token_edges(self) -> tuple[int, ...]:
-        """The numbers of tokens that decoding forwards are padded to; none without CUDA graphs."""
-        return self.runner.graphs.token_edges if self.runner.graphs is not None else ()
+        """The numbers of tokens that decoding forwards are padded to; none where nothing is padded."""
+        if self.runner.graphs is not None:
+            return self.runner.graphs.token_edges
+        config = self.config
+        most = config.max_batch_size * (1 + config.max_draft_tokens)
+        return eager_token_edges(self.runner.model, most)
 
     @property
     def requests(self) -> Mapping[str, Request]:

@@ -29,7 +29,7 @@ from sdcontrol.engine.packing import PackedBatch, Segment, pack
 from sdcontrol.engine.static_inputs import Captured
 from sdcontrol.errors import ConfigError, UnsupportedModel
 
-__all__ = ["Graphs", "ModelRunner", "unwrap"]
+__all__ = ["Graphs", "ModelRunner", "eager_token_edges", "unwrap"]
 
 _EXACT_TOKENS, _FINE_TOKENS = 16, 256  # of a forward; up to the second, padding is below 8 tokens
 _FINE_STEP, _COARSE_STEP = 8, 32
@@ -108,7 +108,7 @@ class ModelRunner:
         _check_model(model)
         parameters = inspect.signature(model.forward).parameters
         self._keeps_rows = "logits_to_keep" in parameters
-        self._compiles_by_size = self.device.type == "cpu" and model.dtype in _COMPILED_TYPES
+        self._compiles_by_size = _compiles_by_size(model)
         probed, self.vocab_size = self._probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
@@ -209,6 +209,21 @@ class ModelRunner:
                 ) from error
         _check_layers(self.model, layers)
         return layers, widths[0]
+
+
+def eager_token_edges(model: PreTrainedModel, most: int) -> tuple[int, ...]:
+    """The numbers of tokens, up to `most` and what that is padded to, that forwards are padded to.
+
+    Ascending; empty where nothing is padded. Forwards of captured graphs have edges of their own.
+    """
+    if not _compiles_by_size(model):
+        return ()
+    return tuple(sorted({_padded(num_tokens) for num_tokens in range(1, most + 1)}))
+
+
+def _compiles_by_size(model: PreTrainedModel) -> bool:
+    """Whether every new number of tokens costs a compilation."""
+    return model.device.type == "cpu" and model.dtype in _COMPILED_TYPES
 
 
 def _padded(num_tokens: int) -> int:

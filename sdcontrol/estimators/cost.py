@@ -5,8 +5,10 @@ drafting rounds of each family in `rounds`; here they become one `Cost`, compare
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -36,7 +38,7 @@ _FREE_FAMILIES = frozenset({"ngram"})  # no forward: until measured, their round
 _DRAFT_SHARE = 0.2  # of a target's forward, that an unmeasured draft model's takes
 _DRIFT_RATE = 0.1
 _DRIFT_LIMIT = 0.2  # running log-ratio of measured to predicted that is called a drift
-_OVERHEAD_RATE = 0.05
+_OVERHEAD_STEPS = 9  # whose median is what a step costs beside its forwards
 _LONG_CATCH_UP = 1024  # tokens; shorter ones are priced along the line from 1 token to here
 
 
@@ -97,7 +99,7 @@ class OnlineCost:
         self._forward = LearntForward(self._prior, token_edges)
         self._rounds: dict[str, LearntRounds] = {}
         self._linear_priors: dict[str, RoundPrice] = {}
-        self._overhead: float | None = None
+        self._overheads: deque[float] = deque(maxlen=_OVERHEAD_STEPS)
         self.last_prediction: Prediction | None = None
         self._assumptions: dict[str, RoundPrice] = {}
         self._lines: dict[tuple[str, ...], FloatArray] = {}
@@ -141,8 +143,11 @@ class OnlineCost:
         return ratio * self._assumed_catch_up(family, num_tokens)
 
     def overhead_seconds(self) -> float:
-        """What a step costs beside its forwards: the engine's own work and the controller's."""
-        return self._prior.overhead_seconds() if self._overhead is None else self._overhead
+        """What a step costs beside its forwards: the engine's own work and the controller's.
+
+        Of a typical step: what an arrival costs once is no reason to draft more in the next steps.
+        """
+        return median(self._overheads) if self._overheads else self._prior.overhead_seconds()
 
     def step_table(
         self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
@@ -235,12 +240,8 @@ class OnlineCost:
     def _learn_overhead(self, observation: Observation) -> None:
         timing = observation.timing
         seconds = timing.overhead_seconds + timing.controller_seconds
-        if not is_plausible(seconds):
-            return
-        if self._overhead is None:
-            self._overhead = min(seconds, 0.1)
-        likely = min(seconds, 3.0 * self._overhead + 1e-4)
-        self._overhead += _OVERHEAD_RATE * (likely - self._overhead)
+        if is_plausible(seconds):
+            self._overheads.append(seconds)
 
     # what is assumed before measurements
 

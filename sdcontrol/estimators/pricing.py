@@ -33,11 +33,10 @@ PRIOR_ALONE: FloatArray = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 def padded(tokens: FloatArray, edges: FloatArray) -> FloatArray:
     """The sizes that `tokens` are padded to."""
     padded = tokens.copy()
+    places = np.searchsorted(edges, tokens)
     for i in range(len(tokens)):
-        for edge in edges:
-            if edge >= tokens[i]:
-                padded[i] = edge
-                break
+        if places[i] < len(edges):
+            padded[i] = edges[places[i]]
     return padded
 
 
