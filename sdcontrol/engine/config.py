@@ -68,6 +68,11 @@ class EngineConfig(BaseModel):
         None, description="launch a step before the host learns from the last; None: on CUDA"
     )
 
+    @property
+    def most_decoding_tokens(self) -> int:
+        """Of one forward without prefill: every request's last token and all of its draft."""
+        return self.max_batch_size * (1 + self.max_draft_tokens)
+
     def scheduler(self, pool: BlockPool) -> Scheduler:
         """A scheduler with these settings over `pool`."""
         return Scheduler(

@@ -220,8 +220,7 @@ def graph_bytes(runner: ModelRunner, config: EngineConfig) -> int:
         return 0
     if uncapturable(runner.model) is not None:
         return 0
-    tokens = config.max_batch_size * (1 + config.max_draft_tokens)
-    return largest_forward_bytes(runner, tokens)
+    return largest_forward_bytes(runner, config.most_decoding_tokens)
 
 
 def largest_forward_bytes(runner: ModelRunner, tokens: int) -> int:
@@ -241,7 +240,7 @@ def planned_token_edges(model: PreTrainedModel, config: EngineConfig) -> tuple[i
 
     Unless an attention shape turns out to be beyond the Triton kernel, which a warning says.
     """
-    most = config.max_batch_size * (1 + config.max_draft_tokens)
+    most = config.most_decoding_tokens
     if not _are_wanted(model.device, config) or find_spec("triton") is None:
         return eager_token_edges(model, most)
     return () if uncapturable(model) is not None else size_edges(most)

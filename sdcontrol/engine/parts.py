@@ -138,9 +138,7 @@ class EngineParts:
         """The numbers of tokens that decoding forwards are padded to; none where nothing is padded."""
         if self.runner.graphs is not None:
             return self.runner.graphs.token_edges
-        config = self.config
-        most = config.max_batch_size * (1 + config.max_draft_tokens)
-        return eager_token_edges(self.runner.model, most)
+        return eager_token_edges(self.runner.model, self.config.most_decoding_tokens)
 
     @property
     def requests(self) -> Mapping[str, Request]:

@@ -87,8 +87,8 @@ class UninformedCost:
 class OnlineCost:
     """A `Cost` that starts from `prior` and follows the measured steps.
 
-    `token_edges` are the sizes to which the engine pads the tokens of a forward (graph buckets):
-    tokens up to the next edge are free.
+    `token_edges` are the sizes to which the engine pads the tokens of a forward: tokens up to
+    the next edge are free.
     """
 
     def __init__(self, prior: Cost | None = None, token_edges: Sequence[int] = ()) -> None:
