@@ -157,6 +157,8 @@ def _open_often(priced: Priced, caps: IntArray, token_price: float, is_alone: bo
 @compiled(f"float64({TABLES}, {STATE}, float64, bool_, int64)")
 def _polish(tables: Tables, best: State, rate: float, is_given: bool, tries: int) -> float:
     """Shift and kick the plan until nothing helps; the rate that it ends at."""
+    if tries == 0:
+        return rate
     priced, is_thorough = _price(tables, rate), tries >= _THOROUGH
     for _ in range(_MOST_KICKS):
         is_better = is_thorough and shift(priced, best)

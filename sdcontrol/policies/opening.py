@@ -9,7 +9,7 @@ import numpy as np
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.policies.problem import IntArray
-from sdcontrol.policies.search import PRICED, STATE, Priced, State, assign
+from sdcontrol.policies.search import PRICED, STATE, Priced, State, seat
 
 __all__ = ["open_alone", "open_plan"]
 
@@ -49,30 +49,39 @@ def _reaches(worth: FloatArray, token_price: float) -> FloatArray:
     return reach
 
 
+@compiled("void(float64[:,:,::1], int64[::1], int64, float64[::1])")
+def _sum_up(reach: FloatArray, caps: IntArray, f: int, sums: FloatArray) -> None:
+    """Set what all requests make of every cap of family `f` while the others' stay, `[lengths]`."""
+    families, requests, lengths = reach.shape
+    sums[:] = 0.0
+    for r in range(requests):
+        other = 0.0
+        for g in range(families):
+            if g != f:
+                other = max(other, reach[g, r, caps[g]])
+        for n in range(lengths):
+            sums[n] += max(other, reach[f, r, n])
+
+
 @compiled("float64(float64[:,:,::1], float64[::1], int64[::1], int64[::1])")
 def _ascend(reach: FloatArray, bases: FloatArray, drafted: IntArray, caps: IntArray) -> float:
     """Move one family's cap at a time, the best move first, until none helps; the value reached."""
-    families, requests, lengths = reach.shape
-    values, paid = np.zeros((families, lengths)), np.zeros(families)
+    families, _, lengths = reach.shape
+    sums, values = np.empty((families, lengths)), np.empty((families, lengths))
+    moved = -1  # its own sums stay, since the others' caps do
     while True:
-        values[:] = 0.0
+        paid = bases * np.maximum(caps - drafted, 0)
         for f in range(families):
-            paid[f] = bases[f] * max(caps[f] - drafted[f], 0)
-        for f in range(families):
-            for r in range(requests):
-                other = 0.0
-                for g in range(families):
-                    if g != f:
-                        other = max(other, reach[g, r, caps[g]])
-                for n in range(lengths):
-                    values[f, n] += max(other, reach[f, r, n])
+            if f != moved:
+                _sum_up(reach, caps, f, sums[f])
             for n in range(lengths):
-                values[f, n] -= bases[f] * max(n - drafted[f], 0) + paid.sum() - paid[f]
+                rounds = bases[f] * max(n - drafted[f], 0)
+                values[f, n] = sums[f, n] - (rounds + paid.sum() - paid[f])
         best = int(np.argmax(values))
         f, n = best // lengths, best % lengths
         if values[f, n] <= values[f, caps[f]] + _LEAST:
             return float(values[f, caps[f]])
-        caps[f] = n
+        caps[f], moved = n, f
 
 
 @compiled("void(float64[:,:,::1], float64[::1], int64[::1], int64[::1])")
@@ -102,12 +111,11 @@ def _envelopes(
     value, hull = np.zeros(lengths), np.zeros(lengths, dtype=np.int64)
     count = 0
     for r in range(requests):
-        top = 0
+        top, value[1:] = 0, _NEVER
+        for f in range(families):
+            for n in range(1, caps[f] + 1):
+                value[n] = max(value[n], worth[f, r, n])
         for n in range(1, min(lengths, room + 1)):
-            value[n] = _NEVER
-            for f in range(families):
-                if n <= caps[f]:
-                    value[n] = max(value[n], worth[f, r, n])
             if value[n] <= value[hull[top]]:
                 continue
             while top > 0:
@@ -184,12 +192,14 @@ def _seat(
     priced: Priced, state: State, worth: FloatArray, caps: IntArray, length: IntArray
 ) -> None:
     """Give every request its length, with the family that is best for it."""
+    family = np.zeros_like(length)
     for r in range(len(length)):
         best, n = 0, length[r]
         for f in range(1, len(caps)):
             if n <= caps[f] and (n > caps[best] or worth[f, r, n] > worth[best, r, n]):
                 best = f
-        assign(priced, state, r, best, n)
+        family[r] = best
+    seat(priced, state, family, length)
 
 
 @compiled(f"void({PRICED}, {STATE}, float64, int64, int64[::1])")

@@ -21,6 +21,7 @@ __all__ = [
     "assign",
     "blank",
     "kick",
+    "seat",
     "settle",
     "shift",
     "value",
@@ -88,6 +89,19 @@ def assign(priced: Priced, state: State, r: int, f: int, n: int) -> None:
     _price_rounds(priced, state, f)
 
 
+@compiled(f"void({PRICED}, {STATE}, int64[::1], int64[::1])")
+def seat(priced: Priced, state: State, families: IntArray, lengths: IntArray) -> None:
+    """Let all requests draft, where nobody did."""
+    family, length, drafting, _, _, tokens = state
+    for r in range(len(length)):
+        family[r], length[r] = families[r], lengths[r]
+        tokens[0] += lengths[r]
+        for j in range(1, lengths[r] + 1):
+            drafting[families[r], j] += 1
+    for f in range(len(drafting)):
+        _price_rounds(priced, state, f)
+
+
 @compiled(f"void({PRICED}, {STATE}, int64, float64[:,::1])")
 def _respond(priced: Priced, state: State, r: int, worth: FloatArray) -> None:
     """Set what each choice of request `r` is worth while the others stay, `[families, lengths]`."""
@@ -108,28 +122,46 @@ def _respond(priced: Priced, state: State, r: int, worth: FloatArray) -> None:
         worth[f, n] += joining[f, m] - leaving[f, m]
 
 
+@compiled(f"Tuple((float64, int64, int64))({PRICED}, {STATE}, int64)")
+def _best_response(priced: Priced, state: State, r: int) -> tuple[float, int, int]:
+    """How much request `r` gains by its best choice while the others stay; family and length."""
+    own, verify = priced[0], priced[1]
+    family, length, _, joining, leaving, tokens = state
+    held_family, held = family[r], length[r]
+    first = tokens[0] - held
+    last = min(own.shape[2] - 1, len(verify) - 1 - first)
+    mine, after = own[r], verify[first:]
+    best, best_family, best_length = 0.0, 0, 0
+    for f in range(len(mine)):
+        shared = held if f == held_family else 0  # rounds that count this request already
+        spared = joining[f, shared] - leaving[f, shared]
+        for n in range(1, last + 1):
+            rounds = leaving[f, n] if n <= shared else joining[f, n] - spared
+            worth = mine[f, n] - (after[n] - after[0]) - rounds
+            if worth > best:
+                best, best_family, best_length = worth, f, n
+    if held:
+        best -= mine[held_family, held] - leaving[held_family, held] - (after[held] - after[0])
+    return best, best_family, best_length
+
+
 @compiled(f"float64({PRICED}, {STATE}, int64)")
 def settle(priced: Priced, state: State, fixed: int) -> float:
     """Let requests respond in turn until none changes; how much better that is.
 
     Request `fixed` responds last.
     """
-    requests, families, lengths = priced[0].shape
-    worth = np.empty((families, lengths))
-    total = 0.0
-    for _ in range(_MOST_SWEEPS):
-        is_changed = False
-        for i in range(1, requests + 1):
-            r = (fixed + i) % requests
-            _respond(priced, state, r, worth)
-            best = int(np.argmax(worth))
-            f, n = best // lengths, best % lengths
-            better = worth[f, n] - worth[state[0][r], state[1][r]]
-            if better > _LEAST:
-                assign(priced, state, r, f, n)
-                total += better
-                is_changed = True
-        if not is_changed:
+    requests = priced[0].shape[0]
+    total, unchanged, r = 0.0, 0, fixed
+    for _ in range(_MOST_SWEEPS * requests):
+        r = (r + 1) % requests
+        better, f, n = _best_response(priced, state, r)
+        unchanged += 1
+        if better > _LEAST:
+            assign(priced, state, r, f, n)
+            total += better
+            unchanged = 0
+        if unchanged >= requests:
             break
     return total
 
@@ -137,19 +169,15 @@ def settle(priced: Priced, state: State, fixed: int) -> float:
 @compiled(f"float64({PRICED}, {STATE}, int64)")
 def _respond_best(priced: Priced, state: State, fixed: int) -> float:
     """Let the one request respond that gains most, `fixed` excepted; how much that is."""
-    requests, families, lengths = priced[0].shape
-    worth = np.empty((families, lengths))
-    most, who, choice = _LEAST, fixed, 0
-    for r in range(requests):
+    most, who, family, length = _LEAST, fixed, 0, 0
+    for r in range(priced[0].shape[0]):
         if r != fixed:
-            _respond(priced, state, r, worth)
-            best = int(np.argmax(worth))
-            better = worth[best // lengths, best % lengths] - worth[state[0][r], state[1][r]]
+            better, f, n = _best_response(priced, state, r)
             if better > most:
-                most, who, choice = better, r, best
+                most, who, family, length = better, r, f, n
     if who == fixed:
         return 0.0
-    assign(priced, state, who, choice // lengths, choice % lengths)
+    assign(priced, state, who, family, length)
     return float(most)
 
 
