@@ -120,9 +120,11 @@ def _read(requests: tuple[RequestView, ...]) -> Said:
     hints = [request.hints for request in requests]
     hinted = set().union(*hints)
     says: list[bool] = []  # by arm and column, whether any hint says anything
-    values: list[float | None] = [request.context_tokens for request in requests]
-    kv_tokens = sum([request.context_tokens for request in requests])
-    values += [request.remaining_tokens for request in requests]
+    contexts = [request.context_tokens for request in requests]
+    values: list[float | None] = [
+        *contexts,
+        *[request.remaining_tokens for request in requests],
+    ]
     for arm in arms:
         if arm not in hinted:
             says += _SILENT
@@ -136,11 +138,11 @@ def _read(requests: tuple[RequestView, ...]) -> Said:
         ]
         for said in told:
             nothing = None if said is not told[-1] else 0
-            says.append(said.count(nothing) < len(said))
+            says.append(said[0] != nothing or said.count(nothing) < len(said))
             if says[-1]:
                 values += said
     is_allowed = _everything(shape) if is_uniform else _allowed(arms, menus)
-    return Said(arms, is_allowed, np.array(says + values, np.float64), kv_tokens)
+    return Said(arms, is_allowed, np.array(says + values, np.float64), sum(contexts))
 
 
 @lru_cache

@@ -285,6 +285,24 @@ def test_survival_is_zero_where_a_drafter_may_not_be_used() -> None:
     assert (survival["draft_model"][2] == 0).all()
 
 
+def test_new_requests_of_a_batch_differ_in_how_much_they_may_draft_alone() -> None:
+    """What is believed of one is said of all; one that was seen is another."""
+    estimator = AcceptanceEstimator()
+    taught(estimator, {"seen": [0.2] * 8, "other": [0.9] * 8}, 20)
+    limits = {"few": 2, "seen": 8, "most": 8, "some": 5, "nothing": 0}
+    requests = tuple(
+        RequestView(name, 10, 0, 100, drafters=(ARM,), hints={ARM: Hint(max_draft_tokens=limit)})
+        for name, limit in limits.items()
+    )
+    few, seen, most, some, nothing = estimator.survival(BatchView(20, requests, 100))[ARM]
+    assert (few == [*most[:2], *[0.0] * 6]).all()
+    assert (some == [*most[:5], *[0.0] * 3]).all()
+    assert (np.diff(most) < 0.0).all()
+    assert most[-1] > 0.0
+    assert seen[0] < most[0] - 0.1
+    assert not nothing.any()
+
+
 def test_longer_matches_are_believed_as_far_as_they_proved_right() -> None:
     estimator = AcceptanceEstimator()
     rng = np.random.default_rng(0)

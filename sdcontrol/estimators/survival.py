@@ -17,6 +17,7 @@ from sdcontrol.estimators.correction import NOTHING, Correction, beside_of, corr
 from sdcontrol.estimators.hints import bucket_of
 from sdcontrol.estimators.levels import (
     EXCESS,
+    GIVEN,
     KEPT,
     POPULATION,
     RATIOS,
@@ -134,6 +135,20 @@ def _reach(odds: FloatArray, is_tree: bool, reached: FloatArray) -> None:
                 before = reached[k, j]
 
 
+@compiled("void(float64[:, ::1], boolean, float64[::1])")
+def _correct_by_counts(counts: FloatArray, is_tree: bool, survival: FloatArray) -> None:
+    """Let a request's own counts, `[2, K]`, correct its survival."""
+    before, before_own = 1.0, 1.0
+    for j in range(len(survival)):
+        excess, tested = counts[EXCESS, j], counts[TESTED, j]
+        rate = survival[j]
+        hazard = rate / before + excess / (_OWN_SHRINK_TOKENS + tested)
+        hazard = min(max(hazard, _LEAST_HAZARD), 1.0 - _LEAST_HAZARD)
+        survival[j] = hazard * before_own
+        if not is_tree:
+            before, before_own = rate, survival[j]
+
+
 @compiled(
     f"void(Tuple(({REQUESTS}, int64, {POPULATION})), UniTuple(int64[::1], 2), float64[:,:,::1],"
     " boolean, float64[:,::1])"
@@ -152,13 +167,19 @@ def _survive(
     """
     (requests, arm, population), (most, buckets) = own, drafts
     prior = population[1][arm]
-    slots, likelihood, _, _, counts = requests
+    slots, likelihood, _, state, counts = requests
+    alike = np.full(len(reached), -1)  # by bucket, a request of which nothing is known
     levels, together = np.empty(len(RATIOS)), np.empty(len(RATIOS))
     probability = gather(requests, arm, population, together)
     for r in range(len(slots)):
         if most[r] == 0:
             continue
         slot, bucket, total, others = slots[r], buckets[r], 0.0, 0.0
+        if state[slot, arm, GIVEN] == 0.0:
+            if alike[bucket] >= 0 and most[r] <= most[alike[bucket]]:
+                survival[r, : most[r]] = survival[alike[bucket], : most[r]]
+                continue
+            alike[bucket] = r
         for k in range(len(RATIOS)):
             levels[k] = prior[k] * likelihood[slot, arm, k]
             total += levels[k]
@@ -168,15 +189,7 @@ def _survive(
             here = (1.0 - member) / total * levels[k] + member * together[k]
             for j in range(most[r]):
                 survival[r, j] += here * reached[bucket, k, j]
-        before, before_own = 1.0, 1.0
-        for j in range(most[r]):
-            excess, tested = counts[slot, arm, EXCESS, j], counts[slot, arm, TESTED, j]
-            rate = survival[r, j]
-            hazard = rate / before + excess / (_OWN_SHRINK_TOKENS + tested)
-            hazard = min(max(hazard, _LEAST_HAZARD), 1.0 - _LEAST_HAZARD)
-            survival[r, j] = hazard * before_own
-            if not is_tree:
-                before, before_own = rate, survival[r, j]
+        _correct_by_counts(counts[slot, arm], is_tree, survival[r, : most[r]])
 
 
 @compiled(
