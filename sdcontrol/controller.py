@@ -62,8 +62,8 @@ class Controller:
     policy. `cost` and `acceptance` default to the online estimators; a `cost` with an `update`
     method learns from observations too. A policy that raises, plans the impossible or takes longer
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
-    are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which the
-    engine pads a forward (`Engine.token_edges`), for our own cost. Where steps are so short that its own time
+    are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which
+    forwards are padded, for our own cost: an engine says its own. Where steps are so short that its own time
     would weigh, learning may wait for up to sixteen of them and a few requests may keep their choices.
     """
 
@@ -106,6 +106,12 @@ class Controller:
         self._waiting = Waiting(max_draft_tokens)
         self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
         self._may_repeat: Callable[[Plan], bool] | None = getattr(self.policy, "may_repeat", None)
+
+    def pad_to(self, token_edges: Sequence[int]) -> None:
+        """Price forwards as padded to these sizes; an engine says so of its own."""
+        if isinstance(self.cost, OnlineCost):
+            self.cost.pad_to(token_edges)
+        self.token_edges = tuple(token_edges)
 
     def belief(self, view: BatchView) -> Belief:
         """What is believed of `view` now: survival of drafts, and costs."""

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sdcontrol.core import Planner
-from sdcontrol.engine import graphs
-from sdcontrol.integrations import transformers as integration
-from sdcontrol.integrations.settings import PolicyLike, planner_of
+from sdcontrol.controller import Controller
+from sdcontrol.engine.parts import EngineParts
 from sdcontrol.traces.header import read_header
 from tests.cli_support import Command, command_of
 from tests.engine_support import tiny_model
@@ -20,8 +18,7 @@ EDGES = (8, 64)
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """On a machine whose graphs have these sizes."""
-    for module in (graphs, integration):
-        monkeypatch.setattr(module, "planned_token_edges", lambda model, config: EDGES)
+    monkeypatch.setattr(EngineParts, "token_edges", EDGES)
     return command_of(capsys)
 
 
@@ -51,13 +48,8 @@ def test_a_recording_keeps_the_sizes_of_the_graphs_and_replays(
 def test_generate_tells_its_planner_of_the_graphs(
     command: Command, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, ...]] = []
-
-    def watching(policy: PolicyLike, token_edges: Sequence[int] = ()) -> Planner:
-        told.append(tuple(token_edges))
-        return planner_of(policy, token_edges)
-
-    monkeypatch.setattr(integration, "planner_of", watching)
+    told: list[Sequence[int]] = []
+    monkeypatch.setattr(Controller, "pad_to", lambda self, token_edges: told.append(token_edges))
     assert command("generate", "--model", model, "--max-new-tokens", 2, "abc")[0] == 0
     assert told == [EDGES]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sdcontrol.core import Planner
+from sdcontrol.engine.buckets import size_edges
 from sdcontrol.engine.clock import StepClock, marks_of
 from sdcontrol.engine.config import EngineConfig, free_bytes_of
-from sdcontrol.engine.graphs import planned_token_edges
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.errors import ConfigError
@@ -82,7 +82,7 @@ def on_same_device(model: PreTrainedModel) -> PreTrainedModel:
 def test_kernels_and_graphs_are_what_an_engine_uses(model: PreTrainedModel) -> None:
     with engine_of(model) as engine:
         assert type(engine.runner.backend).__name__ == "TritonAttention"
-        assert engine.token_edges == planned_token_edges(model, engine.config) != ()
+        assert engine.token_edges == size_edges(engine.config.most_decoding_tokens)
 
 
 def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(model: PreTrainedModel) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,15 +16,15 @@ from transformers import PreTrainedModel
 from sdcontrol.controller import Controller
 from sdcontrol.engine.buckets import BucketLimits, Buckets, size_edges
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.graphs import planned_token_edges, uncapturable
+from sdcontrol.engine.graphs import uncapturable
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment, pack
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.static_inputs import StaticInputs
-from sdcontrol.experiments.live import LiveRunner, Models
-from sdcontrol.integrations.settings import planner_of
+from sdcontrol.estimators.cost import UninformedCost
 from sdcontrol.integrations.transformers import SpeculativeDecoder
-from tests.ab_support import experiment
+from sdcontrol.traces.header import read_header
+from sdcontrol.traces.recorder import Recorder
 from tests.engine_support import (
     ForcedPlanner,
     RandomPlanner,
@@ -290,21 +291,24 @@ def test_a_bucket_that_cannot_be_captured_is_said_once_and_computed_eagerly(
 def test_without_graphs_nothing_is_padded(model: PreTrainedModel) -> None:
     with Engine(model, config=EngineConfig(kv_tokens=256)) as engine:
         assert engine.token_edges == ()
-    assert planned_token_edges(model, EngineConfig()) == ()
 
 
-def test_whoever_prices_is_told_of_padding_without_graphs() -> None:
-    """Reduced precision on a CPU: the engine says it, and controllers made before it know it."""
+def test_whoever_prices_is_told_of_padding(tmp_path: Path) -> None:
+    """Reduced precision on a CPU, without graphs: the engine says it to whatever plans for it."""
     model = tiny_model().to(torch.bfloat16)  # type: ignore[call-arg]
     with SpeculativeDecoder(model, kv_tokens=256, max_batch_size=3) as decoder:
         edges = decoder.engine.token_edges
         assert edges == (*range(1, 17), 24, 32, 40, 48, 56)  # 3 requests of 17 tokens, and padding
         assert decoder.planner.token_edges == edges  # type: ignore[attr-defined]
-    compared = experiment()
-    runner = LiveRunner(compared, Models(model, None, lambda text: (5,)))
-    told = [planner.token_edges for planner in runner._planners.values()]  # type: ignore[attr-defined]
-    config = compared.engine_of(compared.arms[0])
-    assert told == [planned_token_edges(model, config)] * 2 != [()] * 2
+    controller = Controller("goodput")
+    config = EngineConfig(kv_tokens=256, max_batch_size=3)
+    recorder = Recorder(controller, tmp_path / "trace")
+    with recorder, Engine(model, planner=recorder, config=config):
+        prices = controller.cost.verify_seconds(np.array([17.0, 24.0, 25.0]), 0.0, 1)
+    assert prices[0] == prices[1] < prices[2]
+    header = read_header(tmp_path / "trace")
+    assert header.controller is not None
+    assert header.controller.token_edges == controller.token_edges == edges
 
 
 def test_models_that_wait_for_the_device_are_refused_graphs() -> None:
@@ -335,19 +339,27 @@ def test_refused_models_are_named_in_a_warning(
     assert recorder.captures == 0
 
 
-def test_our_cost_model_is_told_the_edges_and_a_planner_of_ones_own_is_left_alone() -> None:
-    """Tokens up to the next edge cost nothing."""
-    told = planner_of("goodput", (4, 16))
-    assert isinstance(told, Controller)
-    seconds = told.cost.verify_seconds(np.array([3.0, 4.0, 5.0, 16.0]), 100.0, 1)
+def test_our_cost_model_is_told_the_edges_and_another_is_left_alone() -> None:
+    """Tokens up to the next edge cost nothing, whenever it was told."""
+    controller, tokens = Controller("goodput"), np.array([3.0, 4.0, 5.0, 16.0])
+    assert (np.diff(controller.cost.verify_seconds(tokens, 100.0, 1)) > 0.0).all()
+    controller.pad_to((4, 16))
+    seconds = controller.cost.verify_seconds(tokens, 100.0, 1)
     assert seconds[0] == seconds[1] < seconds[2] == seconds[3]
-    plain = planner_of("goodput")
-    assert isinstance(plain, Controller)
-    assert not plain.has_own_estimates
-    seconds = plain.cost.verify_seconds(np.array([3.0, 4.0, 5.0]), 100.0, 1)
-    assert seconds[0] < seconds[1] < seconds[2]
-    own = ForcedPlanner()
-    assert planner_of(own, (4, 16)) is own
-    static = planner_of({"kind": "static", "drafter": "ngram", "num_draft_tokens": 3}, (4, 16))
-    assert isinstance(static, Controller)
-    assert not static.learns
+    own = Controller("goodput", cost=UninformedCost())
+    before = own.cost.verify_seconds(tokens, 100.0, 1)
+    own.pad_to((4, 16))
+    assert (own.cost.verify_seconds(tokens, 100.0, 1) == before).all()
+
+
+def test_a_planner_that_will_not_be_told_of_padding_still_plans(
+    model: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Deaf(ForcedPlanner):
+        def pad_to(self, token_edges: Sequence[int]) -> None:
+            raise ValueError("too many")
+
+    with caplog.at_level(logging.WARNING):
+        text, _ = texts(model, Deaf())
+    assert "too many" in caplog.text
+    assert text == texts(model, ForcedPlanner())[0]

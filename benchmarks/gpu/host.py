@@ -49,7 +49,7 @@ PART = Part(
 
 def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
     decoder = _open(bench, batch, context)
-    arm = Arm(ADAPTIVE, ADAPTIVE, decoder.engine.token_edges)
+    arm = Arm(ADAPTIVE, ADAPTIVE)
     seeds = seeds_of(MIXES["mixed"], batch, 1)
     if bench.is_cuda:
         torch.cuda.reset_peak_memory_stats(bench.device)

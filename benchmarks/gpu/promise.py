@@ -108,7 +108,7 @@ def _ratio(name: str, ratio: Ratio, target: float) -> Figure:
 def _measure(bench: Bench, spec: DecoderSpec, batch: int, context: int, mix: str) -> CellFigures:
     decoder = bench.decoder(spec)
     decoder.prepare(batch, context)
-    arms = _arms(bench, decoder, context)
+    arms = _arms(bench, context)
     turns, dropped = _take_turns(bench, decoder, arms, mix, batch)
     rates = {name: [turn.rate for turn in each] for name, each in turns.items()}
     figures = figures_of(rates, is_mixed=len(MIXES[mix]) > 1)
@@ -132,12 +132,11 @@ def _measure(bench: Bench, spec: DecoderSpec, batch: int, context: int, mix: str
     return CellFigures(tuple(figures), facts)
 
 
-def _arms(bench: Bench, decoder: Decoder, context: int) -> dict[str, Arm]:
+def _arms(bench: Bench, context: int) -> dict[str, Arm]:
     fixed = fixed_specs(bench.scale.sparse_arm, context)
-    edges = decoder.engine.token_edges  # of which the engine tells whoever prices
     arms = {name: Arm(name, spec) for name, spec in fixed.items()}
-    arms[ADAPTIVE] = Arm(ADAPTIVE, ADAPTIVE, edges)
-    arms[RIVAL] = Arm(RIVAL, {"kind": RIVAL, "drafter": _RIVAL_DRAFTER}, edges)
+    arms[ADAPTIVE] = Arm(ADAPTIVE, ADAPTIVE)
+    arms[RIVAL] = Arm(RIVAL, {"kind": RIVAL, "drafter": _RIVAL_DRAFTER})
     return arms
 
 

@@ -102,7 +102,7 @@ CELLS: tuple[Case, ...] = (
 
 
 def _workload(name: str, phases: list[PhaseSpec], *, tokens: int) -> Case:
-    return Case(name, "large", "bfloat16", tokens, 10, tuple(phases), is_workload=True)
+    return Case(name, "large", "bfloat16", tokens, 20, tuple(phases), is_workload=True)
 
 
 _RAMP = (1, 8, 32, 8)  # and from the beginning

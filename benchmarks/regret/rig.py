@@ -33,12 +33,11 @@ class Arm:
 
     name: str
     spec: str | Mapping[str, object] | Policy
-    token_edges: tuple[int, ...] = ()  # what the engine pads forwards to
     controller: Controller = field(init=False)
     stats: EngineStats = field(default_factory=EngineStats)
 
     def __post_init__(self) -> None:
-        self.controller = Controller(self.spec, token_edges=self.token_edges)
+        self.controller = Controller(self.spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +158,7 @@ class Rig:
         """As if the engine had been made with this planner: off tells its drafters nothing."""
         engine = self.engine
         engine.planner = PlannerGuard(arm.controller)
+        engine.planner.pad_to(engine.token_edges)
         engine.drafting._is_idle = engine.planner.never_drafts
         engine.stats = arm.stats
 

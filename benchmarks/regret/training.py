@@ -20,7 +20,7 @@ def trained_model(rig: Rig) -> LearnedModel:
     """Fitted to every phase of a workload, or to each arm in a group of a cell's prompts."""
     runs = []
     for number, policy in enumerate(_ARMS):
-        keeper = Keeping(policy, token_edges=rig.engine.token_edges)
+        keeper = Keeping(policy)
         arm = Arm(policy, policy)
         arm.controller = keeper
         for phase in rig.case.phases_of(2 * number + 1):

@@ -63,7 +63,7 @@ def take_turns(
     """Measure all arms of the rig's case over `blocks` counted blocks."""
     case, rng = rig.case, random.Random(seed)
     specs = {**fixed_specs(case), ADAPTIVE: ADAPTIVE, LEARNED: Learned(trained_model(rig))}
-    turns = Turns(list(fixed_specs(case)), _arms(specs, rig))
+    turns = Turns(list(fixed_specs(case)), _arms(specs))
     for block in range(blocks + 1):
         names = rng.sample(list(turns.arms), len(turns.arms))
         _count(turns, block, {name: _run_block(rig, turns.arms[name], block) for name in names})
@@ -74,13 +74,13 @@ def take_turns(
             _drop_outclassed(turns, case)
         elif block % 2 and SCHEDULE in turns.arms:
             drafter = str(turns.arms[SCHEDULE].controller.policy.drafter)  # type: ignore[attr-defined]
-            turns.arms |= _arms({SCHEDULE: schedule_spec(turns.rates(), case, drafter)}, rig)
+            turns.arms |= _arms({SCHEDULE: schedule_spec(turns.rates(), case, drafter)})
         on_block(block)
     return turns
 
 
-def _arms(specs: Mapping[str, Spec], rig: Rig) -> dict[str, Arm]:
-    return {name: Arm(name, spec, rig.engine.token_edges) for name, spec in specs.items()}
+def _arms(specs: Mapping[str, Spec]) -> dict[str, Arm]:
+    return {name: Arm(name, spec) for name, spec in specs.items()}
 
 
 def _run_block(rig: Rig, arm: Arm, block: int) -> list[Run]:
@@ -105,7 +105,7 @@ def _count(turns: Turns, block: int, measured: Mapping[str, list[Run]]) -> None:
 
 
 def _start_rivals(turns: Turns, rig: Rig) -> None:
-    rivals = _arms(rival_specs(turns.rates(), rig.case, turns.fixed_left), rig)
+    rivals = _arms(rival_specs(turns.rates(), rig.case, turns.fixed_left))
     turns.arms |= rivals
     for arm in rivals.values():
         _run_block(rig, arm, 0)

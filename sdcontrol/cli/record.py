@@ -79,7 +79,6 @@ def _record(
     options: argparse.Namespace, prompts: Sequence[Prompt], sampling: Mapping[str, object]
 ) -> int:
     """Decode into the trace; how many prompts were refused."""
-    from sdcontrol.engine.graphs import planned_token_edges
     from sdcontrol.engine.loop import Engine
     from sdcontrol.integrations.recording import facts_of_run
     from sdcontrol.integrations.settings import engine_config, planner_of
@@ -87,8 +86,7 @@ def _record(
     config = engine_config({"max_batch_size": options.batch_size})
     _check_output(options)
     model, drafters, tokenizer = load_models(options)
-    planner = planner_of(options.policy, planned_token_edges(model, config))
-    recorder = _recorder(planner, options)
+    recorder = _recorder(planner_of(options.policy), options)
     try:
         engine = Engine(
             model,

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sdcontrol.engine.attention import QuerySink
-from sdcontrol.engine.buckets import Bucket, BucketLimits, Buckets, size_edges
+from sdcontrol.engine.buckets import Bucket, BucketLimits, Buckets
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.packing import Segment
-from sdcontrol.engine.runner import ModelRunner, eager_token_edges, max_positions
+from sdcontrol.engine.runner import ModelRunner, max_positions
 from sdcontrol.engine.static_inputs import BucketAttention, Captured, StaticInputs
 from sdcontrol.engine.stats import GraphStats
 from sdcontrol.logs import EventLog
@@ -33,7 +32,6 @@ __all__ = [
     "attach_graphs",
     "graph_bytes",
     "largest_forward_bytes",
-    "planned_token_edges",
 ]
 
 log = EventLog(__name__)
@@ -233,17 +231,6 @@ def largest_forward_bytes(runner: ModelRunner, tokens: int) -> int:
     widest = inner if isinstance(inner, int) else max(inner)
     row = 2 * runner.vocab_size + 4 * (hidden + widest)
     return tokens * row * runner.model.dtype.itemsize
-
-
-def planned_token_edges(model: PreTrainedModel, config: EngineConfig) -> tuple[int, ...]:
-    """What `Engine.token_edges` will be, for a planner that is made before the engine.
-
-    Unless an attention shape turns out to be beyond the Triton kernel, which a warning says.
-    """
-    most = config.most_decoding_tokens
-    if not _are_wanted(model.device, config) or find_spec("triton") is None:
-        return eager_token_edges(model, most)
-    return () if uncapturable(model) is not None else size_edges(most)
 
 
 def parts_of(runner: ModelRunner, config: EngineConfig) -> GraphParts | None:

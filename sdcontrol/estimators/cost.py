@@ -85,18 +85,13 @@ class UninformedCost:
 
 
 class OnlineCost:
-    """A `Cost` that starts from `prior` and follows the measured steps.
-
-    `token_edges` are the sizes to which the engine pads the tokens of a forward: tokens up to
-    the next edge are free.
-    """
+    """A `Cost` that starts from `prior` and follows the measured steps; see `pad_to` for edges."""
 
     def __init__(self, prior: Cost | None = None, token_edges: Sequence[int] = ()) -> None:
-        if any(edge < 1 for edge in token_edges):
-            raise ConfigError(f"token_edges are {list(token_edges)}; each must be at least 1")
         self._informed = prior
         self._prior: Cost = prior if prior is not None else UninformedCost()
-        self._forward = LearntForward(self._prior, token_edges)
+        self._forward = LearntForward(self._prior)
+        self.pad_to(token_edges)
         self._rounds: dict[str, LearntRounds] = {}
         self._linear_priors: dict[str, RoundPrice] = {}
         self._overheads: deque[float] = deque(maxlen=_OVERHEAD_STEPS)
@@ -106,6 +101,15 @@ class OnlineCost:
         self._pace = Pace()
         self._regime = Regime()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
+
+    def pad_to(self, token_edges: Sequence[int]) -> None:
+        """The sizes to which the engine pads the tokens of a forward: up to the next edge they are free.
+
+        Raises `ConfigError` for one below 1.
+        """
+        if any(edge < 1 for edge in token_edges):
+            raise ConfigError(f"token_edges are {list(token_edges)}; each must be at least 1")
+        self._forward.pad_to(token_edges)
 
     @property
     def is_drifting(self) -> bool:

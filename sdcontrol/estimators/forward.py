@@ -39,21 +39,21 @@ _MOST_KEPT = 64
 
 
 class LearntForward:
-    """Seconds of one forward, from a prior and measurements.
-
-    `token_edges` are the sizes to which the engine pads the tokens of a forward: tokens up to the
-    next edge are free.
-    """
+    """Seconds of one forward, from a prior and measurements."""
 
     def __init__(self, prior: Cost, token_edges: Sequence[int] = ()) -> None:
         self._prior = prior
-        self._edges: FloatArray = np.array(sorted(token_edges), dtype=float)
         self._grid: FloatArray = token_grid()
         self._stairs = Staircase(self._grid)
         self._regression: OnlineRegression | None = None
         self._seen: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], FloatArray] = {}
         self._table: tuple[float, int, FloatArray] | None = None
+        self.pad_to(token_edges)
+
+    def pad_to(self, token_edges: Sequence[int]) -> None:
+        """The sizes to which the engine pads the tokens of a forward: up to the next edge they are free."""
+        self._edges: FloatArray = np.array(sorted(token_edges), dtype=float)
 
     @property
     def edges(self) -> FloatArray:

@@ -18,7 +18,6 @@ from sdcontrol.controller import Controller
 from sdcontrol.core import Planner
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.build import DrafterSpec
-from sdcontrol.engine.graphs import planned_token_edges
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.cost import Prediction
@@ -68,7 +67,7 @@ class LiveRunner:
         self._experiment = experiment
         self._models = models
         self._arms = {arm.name: arm for arm in experiment.arms}
-        controllers = {arm.name: _controller(arm, experiment, models) for arm in experiment.arms}
+        controllers = {arm.name: _controller(arm, experiment) for arm in experiment.arms}
         self._planners: dict[str, Planner] = {
             name: wrap(name, controller) if wrap else controller
             for name, controller in controllers.items()
@@ -191,14 +190,9 @@ class _Drive:
         return prediction.predicted_seconds if is_this else None
 
 
-def _controller(arm: Arm, experiment: Experiment, models: Models) -> Controller:
-    config = experiment.engine_of(arm)
-    return Controller(
-        arm.policy,
-        seed=experiment.seed,
-        max_draft_tokens=min(config.max_draft_tokens, 8),
-        token_edges=planned_token_edges(models.target, config),
-    )
+def _controller(arm: Arm, experiment: Experiment) -> Controller:
+    most = min(experiment.engine_of(arm).max_draft_tokens, 8)
+    return Controller(arm.policy, seed=experiment.seed, max_draft_tokens=most)
 
 
 def _sampling(experiment: Experiment) -> dict[str, object]:

@@ -22,13 +22,10 @@ PolicyLike = str | Mapping[str, object] | PolicyConfig | Policy | Planner
 """A name, a mapping with `kind`, a config, a policy, or any planner."""
 
 
-def planner_of(policy: PolicyLike, token_edges: Sequence[int] = ()) -> Planner:
-    """The planner itself, or a controller with this policy; raises `UnknownName`, `ConfigError`.
-
-    `token_edges` are the engine's: our cost model is told, a planner of one's own has its own.
-    """
+def planner_of(policy: PolicyLike) -> Planner:
+    """The planner itself, or a controller with this policy; raises `UnknownName`, `ConfigError`."""
     if isinstance(policy, (str, Mapping, PolicyConfig, Policy)):
-        return Controller(policy=policy, token_edges=token_edges)
+        return Controller(policy=policy)
     return policy
 
 

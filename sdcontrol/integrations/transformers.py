@@ -23,7 +23,6 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from sdcontrol.engine.drafters.build import DrafterSpec
-from sdcontrol.engine.graphs import planned_token_edges
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.runner import unwrap
 from sdcontrol.engine.stats import EngineStats
@@ -76,7 +75,7 @@ class SpeculativeDecoder:
         config = engine_config(settings)
         check_policy_drafter(policy, arms_of(drafters))
         self.tokenizer = tokenizer
-        self.planner = planner_of(policy, planned_token_edges(unwrap(model), config))
+        self.planner = planner_of(policy)
         self._recorder = recorder_of(self.planner, record)
         try:
             self.engine = Engine(

@@ -8,29 +8,19 @@ engines or tensors. Should writing fail, the run goes on and the trace ends ther
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from pydantic import JsonValue
-
-from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
 from sdcontrol.errors import TraceError
 from sdcontrol.logs import EventLog
-from sdcontrol.policies import PolicyConfig
-from sdcontrol.traces.parts import digest_of
-from sdcontrol.traces.schema import (
-    ControllerFacts,
-    RecordedStep,
-    Refinement,
-    RequestRecord,
-    TraceFacts,
-)
+from sdcontrol.traces.facts import facts_of
+from sdcontrol.traces.schema import RecordedStep, Refinement, RequestRecord, TraceFacts
 from sdcontrol.traces.writer import TraceWriter
 
-__all__ = ["Recorder", "facts_of"]
+__all__ = ["Recorder"]
 
 _log = EventLog(__name__)
 
@@ -90,9 +80,21 @@ class Recorder:
     def describe(self, facts: TraceFacts) -> None:
         """Say what is run: models, drafters, settings. Policy and controller stay as they are."""
         own = {"policy": self._facts.policy, "controller": self._facts.controller}
-        self._writer.describe(facts.model_copy(update=own))
+        self._facts = facts.model_copy(update=own)
+        self._writer.describe(self._facts)
 
     # the planner
+
+    def pad_to(self, token_edges: Sequence[int]) -> None:
+        """Tell the planner to what forwards are padded, and keep it: prices depend on it."""
+        tell = getattr(self._planner, "pad_to", None)
+        if tell is None:
+            return
+        tell(token_edges)
+        if self._facts.controller is not None:
+            told = self._facts.controller.model_copy(update={"token_edges": tuple(token_edges)})
+            self._facts = self._facts.model_copy(update={"controller": told})
+            self._try(lambda: self._writer.describe(self._facts))
 
     @property
     def drafts(self) -> bool:
@@ -264,36 +266,6 @@ class Recorder:
 
     def _now(self) -> float:
         return self._clock() - self._origin
-
-
-def facts_of(planner: Planner) -> tuple[TraceFacts, dict[str, Path]]:
-    """What is to be known to make `planner` again, and the files that it reads, by kept name."""
-    if not isinstance(planner, Controller):
-        return TraceFacts(), {}
-    controller = ControllerFacts(
-        seed=planner.seed,
-        max_draft_tokens=planner.max_draft_tokens,
-        token_edges=planner.token_edges,
-        plan_budget_seconds=planner.plan_budget_seconds,
-        has_own_estimates=planner.has_own_estimates,
-        steps_before=planner.num_observed,
-    )
-    policy, files = _kept(planner.policy_config)
-    return TraceFacts(controller=controller, policy=policy), files
-
-
-def _kept(config: PolicyConfig | None) -> tuple[Mapping[str, JsonValue] | None, dict[str, Path]]:
-    """The settings of a policy, its files named as they are kept with the trace."""
-    if config is None:
-        return None, {}
-    settings: dict[str, JsonValue] = config.model_dump(mode="json")
-    files: dict[str, Path] = {}
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, Path):
-            kept = f"models/{digest_of(value).sha256}{value.suffix}"
-            settings[name], files[kept] = kept, value
-    return settings, files
 
 
 def _tokens(plan: Plan) -> tuple[int, ...]:

@@ -1,0 +1,47 @@
+"""What a trace says of the planner that it is of, so that the planner can be made again.
+
+Knows controllers and their policies' settings; nothing of steps.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import Planner
+from sdcontrol.policies import PolicyConfig
+from sdcontrol.traces.parts import digest_of
+from sdcontrol.traces.schema import ControllerFacts, TraceFacts
+
+__all__ = ["facts_of"]
+
+
+def facts_of(planner: Planner) -> tuple[TraceFacts, dict[str, Path]]:
+    """What is to be known to make `planner` again, and the files that it reads, by kept name."""
+    if not isinstance(planner, Controller):
+        return TraceFacts(), {}
+    controller = ControllerFacts(
+        seed=planner.seed,
+        max_draft_tokens=planner.max_draft_tokens,
+        token_edges=planner.token_edges,
+        plan_budget_seconds=planner.plan_budget_seconds,
+        has_own_estimates=planner.has_own_estimates,
+        steps_before=planner.num_observed,
+    )
+    policy, files = _kept(planner.policy_config)
+    return TraceFacts(controller=controller, policy=policy), files
+
+
+def _kept(config: PolicyConfig | None) -> tuple[Mapping[str, JsonValue] | None, dict[str, Path]]:
+    """The settings of a policy, its files named as they are kept with the trace."""
+    if config is None:
+        return None, {}
+    settings: dict[str, JsonValue] = config.model_dump(mode="json")
+    files: dict[str, Path] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, Path):
+            kept = f"models/{digest_of(value).sha256}{value.suffix}"
+            settings[name], files[kept] = kept, value
+    return settings, files
