@@ -91,7 +91,7 @@ class Recorder:
         if tell is None:
             return
         tell(token_edges)
-        if self._facts.controller is not None:
+        if self._is_recording and self._facts.controller is not None:
             told = self._facts.controller.model_copy(update={"token_edges": tuple(token_edges)})
             self._facts = self._facts.model_copy(update={"controller": told})
             self._try(lambda: self._writer.describe(self._facts))
