@@ -28,7 +28,7 @@ __all__ = [
     "Outcomes",
     "Said",
     "columns_of",
-    "outcomes_of",
+    "read_steps",
     "said_of",
     "sorted_out",
 ]
@@ -70,7 +70,7 @@ class Columns(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """What came of a step, as arrays. Do not write."""
+    """What came of a step, or of several as of one, as arrays."""
 
     arms: tuple[str, ...]  # the view's, then others that were used or scored in shadow
     table: IntArray  # [SHADOWS + shadows, requests]; row `ARM` by index in `arms`, or `NOBODY`
@@ -99,19 +99,16 @@ def said_of(view: BatchView) -> Said:
     return kept
 
 
-def outcomes_of(observation: Observation) -> Outcomes:
-    """The columns of `observation`, made at the first call and kept with it.
-
-    Raises `ObservationError` where one is not as long as the view.
-    """
-    kept = observation._columns
-    if not isinstance(kept, Outcomes):
-        kept = _read_outcomes(observation)
-        object.__setattr__(observation, "_columns", kept)
-    return kept
+def read_steps(observations: Sequence[Observation]) -> tuple[Said, Outcomes]:
+    """Several steps, each of which was checked, as one that has all their requests, in order."""
+    if len(observations) == 1:
+        said = said_of(observations[0].view)
+    else:
+        said = _read([request for one in observations for request in one.view.requests])
+    return said, _read_outcomes(observations, said.arms)
 
 
-def _read(requests: tuple[RequestView, ...]) -> Said:
+def _read(requests: Sequence[RequestView]) -> Said:
     menus = [request.drafters for request in requests]
     is_uniform = bool(menus) and menus.count(menus[0]) == len(menus)
     distinct = menus[:1] if is_uniform else dict.fromkeys(menus)
@@ -192,35 +189,26 @@ def sorted_out(
     return context, remaining, limit, match, confidence, catch_up
 
 
-def _read_outcomes(observation: Observation) -> Outcomes:
-    observation.check()
-    arms, choices = columns_of(observation.view).arms, observation.plan.choices
-    shadow, index = observation.shadow, _positions(arms)
-    try:
-        used = [index[choice.drafter] for choice in choices]
-        shadows = tuple([index[arm] for arm in shadow])
-    except KeyError:  # an arm that the view does not know
-        drafters = [choice.drafter for choice in choices if choice.drafter is not None]
-        arms = tuple(dict.fromkeys([*arms, *drafters, *shadow]))
+def _read_outcomes(observations: Sequence[Observation], arms: tuple[str, ...]) -> Outcomes:
+    drafters = [choice.drafter for one in observations for choice in one.plan.choices]
+    shadowed = dict.fromkeys([arm for one in observations for arm in one.shadow])
+    index = _positions(arms)
+    if not (index.keys() >= shadowed.keys() and index.keys() >= set(drafters)):
+        used = [arm for arm in drafters if arm is not None]
+        arms = tuple(dict.fromkeys([*arms, *used, *shadowed]))
         index = _positions(arms)
-        used = [index[choice.drafter] for choice in choices]
-        shadows = tuple([index[arm] for arm in shadow])
-    columns = (
-        used,
-        observation.drafted,
-        observation.proposed,
-        observation.accepted,
-        observation.emitted,
-        *shadow.values(),
-    )
-    num_requests = len(observation.view.requests)
-    values: list[int | None] = []
-    for column in columns:
-        values += column
-    if shadow:
+    values: list[int | None] = [index[arm] for arm in drafters]
+    values += [n for one in observations for n in one.drafted]
+    values += [n for one in observations for n in one.proposed]
+    values += [n for one in observations for n in one.accepted]
+    values += [n for one in observations for n in one.emitted]
+    for arm in shadowed:  # nobody knows of the steps in which it was not scored
+        for one in observations:
+            values += one.shadow.get(arm) or (None,) * len(one.accepted)
+    if shadowed:
         values = [NOBODY if value is None else value for value in values]
-    table = np.array(values, np.int64).reshape(len(columns), num_requests)
-    return Outcomes(arms, table, shadows)
+    table = np.array(values, np.int64).reshape(SHADOWS + len(shadowed), len(drafters))
+    return Outcomes(arms, table, tuple([index[arm] for arm in shadowed]))
 
 
 @lru_cache

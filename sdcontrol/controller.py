@@ -7,7 +7,7 @@ and passes each recorded observation's faults to `plan`.
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +15,7 @@ from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Obse
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost, Prediction
-from sdcontrol.estimators.merging import merged, typical
+from sdcontrol.estimators.merging import typical
 from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.logs import EventLog
 from sdcontrol.waiting import Waiting
@@ -102,7 +102,8 @@ class Controller:
         self._pending: list[str] = []
         self._fault_steps: list[int] = []
         self._believed: tuple[BatchView, Belief] | None = None
-        self._unlearnt: list[Observation] = []
+        self._unlearnt: list[Observation] = []  # whose outcomes wait
+        self._untimed: deque[Observation] = deque(maxlen=16)  # since costs were learnt last
         self._waiting = Waiting(max_draft_tokens)
         self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
         self._may_repeat: Callable[[Plan], bool] | None = getattr(self.policy, "may_repeat", None)
@@ -191,10 +192,7 @@ class Controller:
         self._count_faults(observation)
         self._believed = None
         if self.learns:
-            self._waiting.observe(observation, may_repeat=self._may_stand(observation))
-            self._unlearnt.append(observation)
-            if not self._waiting.may_wait(observation, len(self._unlearnt), self._last_error):
-                self._learn()
+            self._learn(observation)
         if self.is_quarantined:
             return
         try:
@@ -212,22 +210,25 @@ class Controller:
             self._fault(observation.view, "update_raised", error)
             return False
 
-    @property
-    def _last_error(self) -> float:
-        """Log-ratio of measured to predicted time, its sign aside, of the step that was learnt last."""
+    def _learn(self, observation: Observation) -> None:
+        """Outcomes of all that waited, costs from one of them; or one of the two, or neither."""
+        self._unlearnt.append(observation)
+        self._untimed.append(observation)
         last: Prediction | None = getattr(self.cost, "last_prediction", None)
-        return abs(last.log_error) if last is not None else 0.0
-
-    def _learn(self) -> None:
-        """Acceptances from all that waited; costs, if at all, from one of them."""
-        waiting, self._unlearnt = self._unlearnt, []
-        is_ours = isinstance(self.acceptance, AcceptanceEstimator)  # which takes them at once
-        for observation in (merged(waiting),) if is_ours else waiting:
-            self.acceptance.update(observation)
-        self._waiting.learnt()
-        update_cost, last = getattr(self.cost, "update", None), waiting[-1]
-        if update_cost is not None and self._waiting.takes_costs(last, self._last_error):
-            update_cost(typical(waiting))
+        error = abs(last.log_error) if last is not None else 0.0
+        may_repeat = self._may_stand(observation)
+        outcomes, costs = self._waiting.observe(observation, may_repeat=may_repeat, error=error)
+        if outcomes:
+            waiting, self._unlearnt = self._unlearnt, []
+            if isinstance(self.acceptance, AcceptanceEstimator):  # which takes them at once
+                self.acceptance.update_all(waiting)
+            else:
+                for one in waiting:
+                    self.acceptance.update(one)
+        if costs:
+            if hasattr(self.cost, "update"):
+                self.cost.update(typical(self._untimed))
+            self._untimed.clear()
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

@@ -7,7 +7,7 @@ from sdcontrol.core import Observation
 
 __all__ = ["ControllerShare"]
 
-_WEIGHS = 0.015  # of a step
+_WEIGHS, _NEGLIGIBLE = 0.015, 0.005  # of a step
 _RATE = 0.1
 
 
@@ -16,11 +16,8 @@ class ControllerShare:
 
     def __init__(self) -> None:
         self._share = 0.0
-
-    @property
-    def weighs(self) -> bool:
-        """Whether it is so large that work is better put off."""
-        return self._share > _WEIGHS
+        self.weighs = False
+        """Whether it is so large that work is better put off: until it is small in spite of what is not."""
 
     def update(self, observation: Observation) -> None:
         """Take note of a step."""
@@ -28,3 +25,4 @@ class ControllerShare:
         share = timing.controller_seconds / max(timing.total_seconds, 1e-9)
         if observation.view.requests and 0.0 <= share <= 1.0:  # False for NaN
             self._share += _RATE * (share - self._share)
+            self.weighs = self._share > (_NEGLIGIBLE if self.weighs else _WEIGHS)

@@ -256,7 +256,6 @@ class Observation:
     shadow: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     # ^ by free drafter: how many tokens it would have had accepted, without being used; None: unknown
     faults: tuple[str, ...] = ()  # guards and quarantines that fired; replayed, never re-measured
-    _columns: object = field(default=None, init=False, repr=False, compare=False)  # see `columns`
 
     def check(self) -> None:
         """Raise `ObservationError` unless there is one entry per request of the view everywhere."""

@@ -2,8 +2,9 @@
 
 Three things. Learning who accepts what: several steps at once take less than several times as long as
 one, since what a forward pushed out of the caches is fetched once. Learning what steps cost, which
-changes slowly. And planning: where hints say of each of a few requests what they said a few steps ago,
-each gets what it was given then, and a longer match than one that was given all that it could, as much.
+changes slowly: never in the same step, which would take too long then. And planning: where hints say of
+each of a few requests what they said a few steps ago, each gets what it was given then, and a longer
+match than one that was given all that it could, as much.
 Knows nothing of what is learnt or how a plan is made. A fold over observations, like all that decides:
 how long the controller took is what they say, never measured again.
 """
@@ -21,6 +22,8 @@ __all__ = ["Waiting"]
 _FIRST_STEPS = 32  # of a controller, each of which is news
 _MOST_NEWS = 8  # observations that wait, the last one included
 _MOST_WAITING = 16  # the same, with those that are no news
+_MOST_ROWS = 48  # requests of all of them together
+_PATIENCE = 4  # steps more that learning waits for one whose plan is of earlier ones
 _COST_STEPS = 8  # from one that costs are learnt from to the next
 _SURE_COST_STEPS = 16  # the same, where the last was predicted well and did as much work
 _SURPRISE, _SURE = 0.25, 0.1  # log-ratio of a step's measured to its predicted time
@@ -61,56 +64,68 @@ class Waiting:
         self._made: dict[_Key, dict[_Matches, _Made]] = {}
         self._keyed: tuple[BatchView, list[tuple[_Key, _Matches]]] | None = None  # see `_said`
         self._num_learnt = 0
-        self._num_news = 0  # observations that wait and are news
+        self._num_waiting, self._num_news = 0, 0  # observations; those that are news
+        self._num_rows = 0  # requests of those that wait
         self._is_news = True  # the last one
+        self._has_learnt = False  # outcomes, in the last step
+        self._puts_off = False
         self._cost_step = 0  # the last one that costs were learnt from
         self._cost_work: Sequence[int] = ()  # by request, the tokens that were verified in it
 
-    @property
-    def _is_due(self) -> bool:
-        return self._share.weighs and self._steps >= _FIRST_STEPS
+    def observe(
+        self, observation: Observation, *, may_repeat: bool, error: float
+    ) -> tuple[bool, bool]:
+        """Take note of a step, and of its plan where that may stand for others.
 
-    def observe(self, observation: Observation, *, may_repeat: bool) -> None:
-        """Take note of a step, and of its plan where that may stand for others."""
+        Whether to learn outcomes now, and costs: all that waits, this step included. `error` is the
+        log-ratio by which the step that costs were learnt from last was off. Where learning may wait,
+        one at a time is learnt, outcomes first, but not in two steps running.
+        """
         self._share.update(observation)
         self._steps += 1
+        self._puts_off = self._share.weighs and self._steps >= _FIRST_STEPS
         self._notice(observation.view)
-        self._is_news = not (self._is_due and self._is_expected(observation))
+        self._is_news = not (self._puts_off and self._is_expected(observation))
+        self._num_waiting += 1
         self._num_news += self._is_news
+        self._num_rows += len(observation.view.requests)
+        is_new = may_repeat and not _is_kept(observation.plan)
         if observation.faults or len(self._made) > _MOST_CHOICES:
             self._made.clear()
-        plan = observation.plan
-        if may_repeat and not observation.faults and not plan.reason.startswith(_KEPT):
-            self._keep(observation.view, plan)
+        elif is_new:
+            self._keep(observation.view, observation.plan)
+        patience = _PATIENCE if is_new and len(self._present) <= _MOST_REQUESTS else 0
+        outcomes, costs = self._takes(observation, error, patience)
+        if outcomes:
+            self._num_learnt += 1
+            self._num_waiting = self._num_news = self._num_rows = 0
+        if costs:
+            self._cost_step, self._cost_work = observation.view.step, observation.proposed
+        self._has_learnt = outcomes
+        return outcomes, costs
 
-    def learnt(self) -> None:
-        """Take note that what waited was learnt."""
-        self._num_learnt += 1
-        self._num_news = 0
+    def _takes(self, observation: Observation, error: float, patience: int) -> tuple[bool, bool]:
+        if not self._puts_off:
+            return True, True
+        outcomes = self._takes_outcomes(observation, patience)
+        costs = self._takes_costs(observation, error, patience)
+        return (not self._has_learnt, self._has_learnt) if outcomes and costs else (outcomes, costs)
 
-    def takes_costs(self, observation: Observation, error: float) -> bool:
-        """Whether a step is to teach costs, and takes note if so; by how far the last was off."""
-        step, work = observation.view.step, observation.proposed
-        is_sure = error < _SURE and work == self._cost_work
-        most = _SURE_COST_STEPS if is_sure else _COST_STEPS if error < _SURPRISE else 0
-        if self._is_due and 0 <= step - self._cost_step < most:
-            return False
-        self._cost_step, self._cost_work = step, work
-        return True
+    def _takes_costs(self, observation: Observation, error: float, patience: int) -> bool:
+        if error >= _SURPRISE:
+            return True
+        is_sure = error < _SURE and observation.proposed == self._cost_work
+        most = _SURE_COST_STEPS if is_sure else _COST_STEPS
+        return not 0 <= observation.view.step - self._cost_step < most + patience
 
-    def may_wait(self, observation: Observation, num_waiting: int, error: float) -> bool:
-        """Whether `num_waiting` observations, of which this is the last, may wait for the next.
-
-        Not where the step that costs were learnt from last was off by too much.
-        """
-        is_full = num_waiting >= _MOST_WAITING or self._num_news >= _MOST_NEWS
-        if not self._is_due or is_full or observation.faults or error >= _SURPRISE:
-            return False
-        if not self._is_news:
+    def _takes_outcomes(self, observation: Observation, patience: int) -> bool:
+        is_full = self._num_waiting >= _MOST_WAITING + patience
+        is_full = is_full or self._num_news >= _MOST_NEWS + patience
+        if is_full or self._num_rows >= _MOST_ROWS or observation.faults:
             return True
         since = observation.view.step - _YOUNG_STEPS
         young = sum([num_new for step, num_new in self._arrivals if step > since])
-        return young <= _MOST_YOUNG * len(observation.view.requests)
+        return self._is_news and young > _MOST_YOUNG * len(self._present)
 
     def _is_expected(self, observation: Observation) -> bool:
         """Whether each of a few requests drafted all that it could and had all of it accepted."""
@@ -195,7 +210,7 @@ class Waiting:
         """By request, what its choice depends on but for what changes slowly; empty where none is kept."""
         if self._keyed is None or self._keyed[0] is not view:
             requests = view.requests
-            is_kept = self._is_due and len(requests) <= _MOST_REQUESTS and not view.prefill_tokens
+            is_kept = self._puts_off and len(requests) <= _MOST_REQUESTS and not view.prefill_tokens
             said = [self._of(request, len(requests)) for request in requests] if is_kept else []
             self._keyed = view, said
         return self._keyed[1]
@@ -212,6 +227,11 @@ class Waiting:
             said += (self._limit(hint), hint.confidence if bucket is None else None)
             matches.append(bucket or 0)
         return tuple(said), tuple(matches)
+
+
+def _is_kept(plan: Plan) -> bool:
+    """Whether it was put together from earlier ones."""
+    return plan.reason.startswith(_KEPT)
 
 
 def _is_looked_up(choice: Choice, hints: Mapping[str, Hint]) -> bool:

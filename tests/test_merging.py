@@ -5,11 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sdcontrol.columns import (
+    ACCEPTED,
+    ARM,
+    NOBODY,
+    PROPOSED,
+    SHADOWS,
+    read_steps,
+    said_of,
+    sorted_out,
+)
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.errors import ObservationError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
-from sdcontrol.estimators.merging import merged, typical
+from sdcontrol.estimators.merging import accepted_nodes, confidences, typical
 
 ARMS = ("ngram", "draft_model")
 
@@ -45,27 +55,33 @@ def step_of(rng: np.random.Generator, step: int, ids: str, *, has_trees: bool) -
     )
 
 
-def test_merged_steps_hold_every_request_of_every_step_in_order() -> None:
+def test_several_steps_are_read_as_one_with_every_request_in_order() -> None:
     rng = np.random.default_rng(1)
     steps = [step_of(rng, n, ids, has_trees=n % 2 == 0) for n, ids in enumerate(("ab", "abc", "c"))]
-    one = merged(steps)
-    one.check()
-    assert [request.id for request in one.view.requests] == list("ababcc")
-    assert one.accepted == tuple(n for step in steps for n in step.accepted)
-    assert one.view.step == 2
-    assert one.shadow == {"ngram": (None, None, *steps[1].shadow["ngram"], None)}
-    assert one.confidence is not None
-    assert [len(row) for row in one.confidence] == [0, 0, *steps[1].proposed, 0]
-    assert one.accepted_nodes is not None
-    assert one.accepted_nodes[2:5] == tuple(tuple(range(n)) for n in steps[1].accepted)
-    assert merged(steps[:1]) is steps[0]
+    said, outcomes = read_steps(steps)
+    requests = [request for step in steps for request in step.view.requests]
+    context, _, _, matches, _, _ = sorted_out(said.values, *said.is_allowed.shape)
+    assert context.tolist() == [request.context_tokens for request in requests]
+    assert matches[0].tolist() == [request.hints["ngram"].match_tokens for request in requests]
+    assert outcomes.table[ACCEPTED].tolist() == [n for step in steps for n in step.accepted]
+    assert outcomes.table[PROPOSED].tolist() == [n for step in steps for n in step.proposed]
+    arms = [choice.drafter for step in steps for choice in step.plan.choices]
+    assert [outcomes.arms[arm] for arm in outcomes.table[ARM]] == arms
+    assert [outcomes.arms[arm] for arm in outcomes.shadows] == ["ngram"]
+    known = [NOBODY if n is None else n for n in steps[1].shadow["ngram"]]
+    assert outcomes.table[SHADOWS].tolist() == [NOBODY, NOBODY, *known, NOBODY]
+    said_of_tokens, nodes = confidences(steps), accepted_nodes(steps)
+    assert said_of_tokens is not None
+    assert [len(row) for row in said_of_tokens] == [0, 0, *steps[1].proposed, 0]
+    assert [tuple(path) for path in nodes[2:5]] == [tuple(range(n)) for n in steps[1].accepted]
+    assert read_steps(steps[:1])[0] is said_of(steps[0].view)
 
 
 def test_a_request_that_comes_often_has_one_place() -> None:
     rng = np.random.default_rng(2)
     estimator = AcceptanceEstimator()
     steps = [step_of(rng, n, "a", has_trees=False) for n in range(4)]
-    estimator.update(merged(steps))
+    estimator.update_all(steps)
     new = steps[0].view
     estimator.update(step_of(rng, 5, "b", has_trees=False))
     assert len({int(slot) for slot in estimator._requests.slots(new)}) == 1
@@ -78,7 +94,7 @@ def test_learning_at_once_comes_near_to_learning_one_by_one() -> None:
     at_once, one_by_one = AcceptanceEstimator(), AcceptanceEstimator()
     for turn in range(40):
         steps = [step_of(rng, 4 * turn + n, "ab", has_trees=False) for n in range(4)]
-        at_once.update(merged(steps))
+        at_once.update_all(steps)
         for step in steps:
             one_by_one.update(step)
     view = steps[-1].view

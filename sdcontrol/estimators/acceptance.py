@@ -15,14 +15,14 @@ tell of it too, where they seem to be of one kind. Own counts per position corre
 seen to draft trees are counted by node: P(node accepted).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.columns import ACCEPTED as ACCEPTED_TOKENS
-from sdcontrol.columns import ARM, NOBODY, PROPOSED, Outcomes, columns_of, outcomes_of, said_of
+from sdcontrol.columns import ARM, NOBODY, PROPOSED, Outcomes, read_steps, said_of, sorted_out
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Confidence, FloatArray, Observation, Plan
 from sdcontrol.errors import ConfigError
@@ -41,6 +41,7 @@ from sdcontrol.estimators.evidence import (
 from sdcontrol.estimators.hints import buckets_of
 from sdcontrol.estimators.learning import AVERAGES, Averages, learn
 from sdcontrol.estimators.levels import KEPT, Kept
+from sdcontrol.estimators.merging import accepted_nodes, confidences
 from sdcontrol.estimators.survival import Survival
 
 __all__ = ["AcceptanceEstimator", "Survival"]
@@ -68,6 +69,7 @@ class AcceptanceEstimator:
         self._calibration = ConfidenceCalibration(num_arms)
         self._is_tree: NDArray[np.bool_] = np.zeros(num_arms, np.bool_)
         self._trees: set[str] = set()  # the same by name
+        self._heeded: set[str | None] = set()  # arms whose confidences say anything
         self._seated: tuple[BatchView, IntArray] | None = None  # see `_slots`
         self._believed: dict[tuple[str, ...], IntArray] = {}  # see `_index`
         self._columns: dict[tuple[str, ...], IntArray] = {}  # see `_column_of`
@@ -131,40 +133,58 @@ class AcceptanceEstimator:
 
     def heeds(self, plan: Plan) -> bool:
         """Whether confidences say anything of what `plan` drafts."""
-        trust, index_of = self._calibration.trust, self._averages.index_of
-        arms = index_of.keys() & {choice.drafter for choice in plan.choices}
-        return any(trust[index_of[arm]] > _LEAST_TRUST for arm in arms)
+        heeded = self._heeded
+        return bool(heeded) and any(choice.drafter in heeded for choice in plan.choices)
 
     # what is learnt
 
     def update(self, observation: Observation) -> None:
         """Learn from one step. Raises `ObservationError` for columns of unequal length."""
-        if not observation.view.requests:
+        observation.check()
+        self.update_all((observation,))
+
+    def update_all(self, observations: Sequence[Observation]) -> None:
+        """Learn from several steps at once, each of which was checked."""
+        said, outcomes = read_steps(observations)
+        if not outcomes.table.shape[1]:
             return
-        view, outcomes = observation.view, outcomes_of(observation)
-        used = self._know(observation)
-        self._notice_trees(observation)
-        columns, averages, nodes = columns_of(view), self._averages, observation.accepted_nodes
-        confidence, table = _NO_CONFIDENCE, NO_NODES
-        if observation.confidence is not None and not used <= self._trees:
-            confidence = flattened(observation.confidence)
-            self._calibrate(outcomes, confidence)
-        if nodes is not None and not used.isdisjoint(self._trees):
-            table = node_table(nodes, self.max_draft_tokens)
-        column_of, requests = self._column_of(columns.arms), self._requests
+        used = self._know(outcomes)
+        table = self._nodes(observations, used)
+        confidence = self._calibrated(observations, used, outcomes)
+        averages, requests = self._averages, self._requests
         _absorb(
             (outcomes.table, _indices(outcomes.shadows), self._index(outcomes.arms)),
             (self._is_tree, table, *confidence, self._calibration.curve, self._calibration.trust),
-            (columns.max_draft_tokens, columns.match_tokens, columns.confidence, column_of),
-            (requests.seated(self._admit(view)), requests.population),
+            (said.values, *said.is_allowed.shape, self._column_of(said.arms)),
+            (requests.seated(self._admit(observations)), requests.population),
             averages.tables,
         )
 
-    def _calibrate(self, outcomes: Outcomes, confidence: tuple[FloatArray, IntArray]) -> None:
-        used = outcomes.table[ARM]
-        arms = np.where(used < 0, NOBODY, self._index(outcomes.arms)[used])
+    def _nodes(self, observations: Sequence[Observation], used: set[str]) -> NDArray[np.bool_]:
+        """The nodes that were accepted, where some drafts were trees."""
+        if all(one.accepted_nodes is None for one in observations):
+            return NO_NODES
+        if not used <= self._trees:
+            self._notice_trees(observations)
+        if used.isdisjoint(self._trees):
+            return NO_NODES
+        return node_table(accepted_nodes(observations), self.max_draft_tokens)
+
+    def _calibrated(
+        self, observations: Sequence[Observation], used: set[str], outcomes: Outcomes
+    ) -> tuple[FloatArray, IntArray]:
+        """Confidences, flattened, once it was learnt what they are worth."""
+        said = None if used <= self._trees else confidences(observations)
+        if said is None:
+            return _NO_CONFIDENCE
+        drafters, confidence = outcomes.table[ARM], flattened(said)
+        arms = np.where(drafters < 0, NOBODY, self._index(outcomes.arms)[drafters])
         submitted = arms, outcomes.table[PROPOSED], outcomes.table[ACCEPTED_TOKENS]
         self._calibration.update(submitted, confidence, self._is_tree)
+        trust = self._calibration.trust.tolist()
+        index_of = self._averages.index_of.items()
+        self._heeded = {arm for arm, index in index_of if trust[index] > _LEAST_TRUST}
+        return confidence
 
     def _slots(self, view: BatchView) -> IntArray:
         """The slot of each request, 0 for a new one; looked up once for a view."""
@@ -172,14 +192,11 @@ class AcceptanceEstimator:
             self._seated = view, self._requests.slots(view)
         return self._seated[1]
 
-    def _admit(self, view: BatchView) -> IntArray:
+    def _admit(self, observations: Sequence[Observation]) -> IntArray:
         """The slot of each request, once every new one has got one."""
-        slots = self._slots(view)
-        if 0 not in slots.tolist():
-            self._requests.last_seen[slots] = view.step
-            return slots
         self._seated = None
-        return self._requests.admit(view)
+        ids = [request.id for one in observations for request in one.view.requests]
+        return self._requests.admit(ids, observations[-1].view.step)
 
     def _column_of(self, arms: tuple[str, ...]) -> IntArray:
         """Which of the columns of `arms` is of each arm that was seen; `NOBODY` where none is."""
@@ -191,12 +208,11 @@ class AcceptanceEstimator:
             column_of = self._columns[arms] = np.array(rows, np.int64)
         return column_of
 
-    def _know(self, observation: Observation) -> set[str]:
+    def _know(self, outcomes: Outcomes) -> set[str]:
         """Room for every arm that was used or scored; those that were used."""
-        known = self._averages.index_of
-        drafters = dict.fromkeys([choice.drafter for choice in observation.plan.choices])
-        used = [arm for arm in drafters if arm is not None]
-        for arm in (*used, *observation.shadow):
+        known, arms = self._averages.index_of, outcomes.arms
+        used = [arms[index] for index in sorted({*outcomes.table[ARM].tolist()}) if index >= 0]
+        for arm in (*used, *[arms[index] for index in outcomes.shadows]):
             if arm not in known:
                 self._add(arm)
         return set(used)
@@ -210,18 +226,20 @@ class AcceptanceEstimator:
         self._believed.clear()
         self._columns.clear()
 
-    def _notice_trees(self, observation: Observation) -> None:
+    def _notice_trees(self, observations: Sequence[Observation]) -> None:
         """An arm whose accepted path once skipped a node drafts trees: count it by node from now."""
-        if observation.accepted_nodes is None:
-            return
-        for choice, nodes in zip(observation.plan.choices, observation.accepted_nodes, strict=True):
-            skipped = bool(nodes) and nodes[-1] != len(nodes) - 1
-            if skipped and choice.drafter is not None and choice.drafter not in self._trees:
-                index = self._averages.index_of[choice.drafter]
-                self._is_tree[index] = True
-                self._trees.add(choice.drafter)
-                self._averages.become_tree(choice.drafter, self._requests.priors[index])
-                self._requests.forget_counts(index)
+        for one in observations:
+            for choice, nodes in zip(one.plan.choices, one.accepted_nodes or (), strict=False):
+                skipped = bool(nodes) and nodes[-1] != len(nodes) - 1
+                if skipped and choice.drafter is not None and choice.drafter not in self._trees:
+                    self._become_tree(choice.drafter)
+
+    def _become_tree(self, arm: str) -> None:
+        index = self._averages.index_of[arm]
+        self._is_tree[index] = True
+        self._trees.add(arm)
+        self._averages.become_tree(arm, self._requests.priors[index])
+        self._requests.forget_counts(index)
 
 
 @cache
@@ -230,19 +248,18 @@ def _indices(numbers: tuple[int, ...]) -> IntArray:
 
 
 @compiled(
-    f"void({OBSERVED}, {KNOWN},"
-    " Tuple((int64[:, ::1], int64[:, ::1], float64[:, ::1], int64[::1])),"
-    f" {KEPT}, {AVERAGES})"
+    f"void({OBSERVED}, {KNOWN}, Tuple((float64[::1], int64, int64, int64[::1])), {KEPT}, {AVERAGES})"
 )
 def _absorb(
     observed: Observed,
     known: Known,
-    hints: tuple[IntArray, IntArray, FloatArray, IntArray],  # of `Columns`; see `_column_of`
+    said: tuple[FloatArray, int, int, IntArray],  # `Said.values`, arms, requests; see `_column_of`
     kept: Kept,
     averages: Averages,
 ) -> None:
     """Prove and learn."""
-    limits, match_tokens, confidence, column_of = hints
+    values, arms, requests, column_of = said
+    _, _, limits, match_tokens, confidence, _ = sorted_out(values, arms, requests)
     evidence = prove(observed, known, limits, averages[0].shape[2])
     buckets = buckets_of(match_tokens, confidence)
     learn(evidence, kept, (column_of, buckets), averages, known[0])

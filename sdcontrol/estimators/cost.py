@@ -26,6 +26,7 @@ from sdcontrol.estimators.pace import Pace
 from sdcontrol.estimators.price import StepTerms
 from sdcontrol.estimators.regime import Regime
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
+from sdcontrol.estimators.uninformed import UninformedCost, share_of
 from sdcontrol.logs import EventLog
 
 __all__ = ["OnlineCost", "Prediction", "UninformedCost"]
@@ -34,8 +35,6 @@ _log = EventLog(__name__)
 
 _UNSEEN_SECONDS = 1e-6  # what a clock too coarse to see it may have taken
 
-_FREE_FAMILIES = frozenset({"ngram"})  # no forward: until measured, their rounds cost nothing
-_DRAFT_SHARE = 0.2  # of a target's forward, that an unmeasured draft model's takes
 _DRIFT_RATE = 0.1
 _DRIFT_LIMIT = 0.2  # running log-ratio of measured to predicted that is called a drift
 _OVERHEAD_STEPS = 9  # whose median is what a step costs beside its forwards
@@ -55,35 +54,6 @@ class Prediction:
         return math.log(self.measured_seconds / self.predicted_seconds)
 
 
-class UninformedCost:
-    """A cost that assumes no model and no machine: only its shape means anything.
-
-    A forward takes 10 ms, as much again for 48 tokens and for 60000 KV tokens.
-    """
-
-    per_token_seconds = 1e-2 / 48.0
-    per_kv_token_seconds = 1e-2 / 6e4
-    constant_seconds = 1e-2
-
-    def verify_seconds(
-        self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
-    ) -> FloatArray:
-        """A constant, and a little per token and per KV token."""
-        tokens, kv = np.asarray(num_tokens, dtype=float), np.asarray(kv_tokens, dtype=float)
-        linear = self.per_token_seconds * tokens + self.per_kv_token_seconds * kv
-        return np.asarray(self.constant_seconds + linear)
-
-    def draft_seconds(
-        self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
-    ) -> FloatArray:
-        """A share of a forward over one token per request; nothing for an n-gram look-up."""
-        return _share(family) * self.verify_seconds(num_requests, kv_tokens, 1)
-
-    def overhead_seconds(self) -> float:
-        """Nothing beside the forwards."""
-        return 0.0
-
-
 class OnlineCost:
     """A `Cost` that starts from `prior` and follows the measured steps; see `pad_to` for edges."""
 
@@ -95,6 +65,7 @@ class OnlineCost:
         self._rounds: dict[str, LearntRounds] = {}
         self._linear_priors: dict[str, RoundPrice] = {}
         self._overheads: deque[float] = deque(maxlen=_OVERHEAD_STEPS)
+        self._overhead: float | None = None  # their median
         self.last_prediction: Prediction | None = None
         self._assumptions: dict[str, RoundPrice] = {}
         self._lines: dict[tuple[str, ...], FloatArray] = {}
@@ -151,7 +122,7 @@ class OnlineCost:
 
         Of a typical step: what an arrival costs once is no reason to draft more in the next steps.
         """
-        return median(self._overheads) if self._overheads else self._prior.overhead_seconds()
+        return self._prior.overhead_seconds() if self._overhead is None else self._overhead
 
     def step_table(
         self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
@@ -191,15 +162,16 @@ class OnlineCost:
         if not observation.view.requests or not is_plausible(observation.timing.verify_seconds):
             return
         load, drafts = verify_load(observation), draft_loads(observation)
-        self._judge(observation, self._predicted(load, drafts))
+        expected = self._forward.seconds_of(load)
+        self._judge(observation, expected + self._beside(drafts))
         self._learn_overhead(observation)
         if self._pace.skips(tuple(drafts)):
             return
-        self._judge_regime(load, observation.view.step)
+        self._judge_regime(load, expected, observation.view.step)
         self._assumptions.clear()
         self._lines.clear()
         speed = self._forward.speed
-        if self._forward.update(load, observation.timing.verify_seconds):
+        if self._forward.update(load, observation.timing.verify_seconds, expected):
             _log.info("speed_changed", step=observation.view.step, speed=self._forward.speed)
         if self._forward.speed != speed:
             for rounds in self._rounds.values():  # those that are off are not measured
@@ -209,8 +181,9 @@ class OnlineCost:
             if seconds is not None:
                 self._learn_rounds(family, draft, seconds or _UNSEEN_SECONDS)
 
-    def _predicted(self, load: VerifyLoad, drafts: dict[str, DraftLoad]) -> float:
-        seconds = self._forward.seconds_of(load) + self.overhead_seconds()
+    def _beside(self, drafts: dict[str, DraftLoad]) -> float:
+        """What is expected of a step beside its forward."""
+        seconds = self.overhead_seconds()
         for family, draft in drafts.items():
             seconds += self._round_price(family).seconds_of(draft)
             seconds += self.catch_up_seconds(family, draft.catch_up_tokens)
@@ -229,10 +202,10 @@ class OnlineCost:
         if self.is_drifting and not was_drifting:
             _log.info("cost_drifted", drift=round(self.drift, 3), step=observation.view.step)
 
-    def _judge_regime(self, load: VerifyLoad, step: int) -> None:
-        """Say so when forwards become bound by something else."""
-        regime, forward = self._regime, self._forward
-        if regime.judge(forward.seconds_of(load), forward.seconds_of(load, times=2)):
+    def _judge_regime(self, load: VerifyLoad, seconds: float, step: int) -> None:
+        """Say so when forwards, of which this one is expected to take `seconds`, become bound otherwise."""
+        regime = self._regime
+        if regime.judge(seconds, self._forward.seconds_of(load, times=2)):
             _log.info("regime_changed", regime=regime.bound, reason=regime.reason, step=step)
 
     def _learn_rounds(self, family: str, load: DraftLoad, seconds: float) -> None:
@@ -246,6 +219,7 @@ class OnlineCost:
         seconds = timing.overhead_seconds + timing.controller_seconds
         if is_plausible(seconds):
             self._overheads.append(seconds)
+            self._overhead = median(self._overheads)
 
     # what is assumed before measurements
 
@@ -265,7 +239,7 @@ class OnlineCost:
             return RoundPrice(
                 speed * prior.constant, speed * prior.per_request, speed * prior.per_kv_token
             )
-        share, c = _share(family), self._forward.coefficients
+        share, c = share_of(family), self._forward.coefficients
         per_token = c[0] * UninformedCost.per_token_seconds + c[2] + c[4]
         per_kv_token = c[0] * UninformedCost.per_kv_token_seconds + c[3] + c[5]
         constant = c[0] * UninformedCost.constant_seconds + c[1]
@@ -291,10 +265,3 @@ class OnlineCost:
             return self._forward.speed * float(price(family, num_tokens))
         assumed = self._assumed(family)
         return assumed.constant + assumed.per_request * num_tokens
-
-
-def _share(family: str) -> float:
-    """Of a target's forward over the same tokens: an unmeasured drafter's."""
-    if family in _FREE_FAMILIES:
-        return 0.0
-    return 1.0 if family == "sparse_kv" else _DRAFT_SHARE

@@ -4,6 +4,8 @@ Knows nothing of hints or averages. Requests get a slot when first observed, and
 time after they leave, when room runs out. Slot 0 is a request never seen; arm 0 an arm never seen.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -85,20 +87,19 @@ class Deviations:
         slot_of = self._slot_of
         return np.array([slot_of.get(request.id, 0) for request in view.requests], np.int64)
 
-    def admit(self, view: BatchView) -> IntArray:
-        """`slots`, after giving one to every new request of the view."""
-        slots = self.slots(view)
-        if not slots.all():
-            ids = dict.fromkeys([request.id for request in view.requests])
-            new = [request_id for request_id in ids if request_id not in self._slot_of]
-            if len(new) > len(self._free):
-                self._forget_absent(view.step)
-            if len(new) > len(self._free):
-                self._grow(max(2 * self.num_slots, self.num_slots + len(new)), self.state.shape[1])
-            for request_id in new:
-                self._slot_of[request_id] = self._free.pop()
-            slots = self.slots(view)
-        self.last_seen[slots] = view.step
+    def admit(self, ids: Sequence[str], step: int) -> IntArray:
+        """The slot of each request by name, `[ids]`, after giving one to every new one."""
+        slot_of = self._slot_of
+        new = [name for name in dict.fromkeys(ids) if name not in slot_of]
+        if len(new) > len(self._free):
+            self._forget_absent(step)
+            new = [name for name in dict.fromkeys(ids) if name not in slot_of]
+        if len(new) > len(self._free):
+            self._grow(max(2 * self.num_slots, self.num_slots + len(new)), self.state.shape[1])
+        for name in new:
+            slot_of[name] = self._free.pop()
+        slots = np.array([slot_of[name] for name in ids], np.int64)
+        self.last_seen[slots] = step
         return slots
 
     def add_arms(self, num_arms: int) -> None:

@@ -35,6 +35,7 @@ _MOST_NEWS = 3.0  # the same, at a load that is new
 _FAMILIAR_STEPS = 2  # measurements of a load before a surprise there is an outlier
 _MOST_SEEN = 1024
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
+_LOG_KV_STEP = math.log(_KV_STEP)
 _MOST_KEPT = 64
 
 
@@ -104,11 +105,10 @@ class LearntForward:
         tokens, kv_tokens = times * load.num_tokens, float(load.kv_tokens)
         return float(self.table(tokens, 0, kv_tokens, load.num_requests, 0.0)[0])
 
-    def update(self, load: VerifyLoad, seconds: float) -> bool:
-        """Learn one measurement; whether it completed a change of speed."""
+    def update(self, load: VerifyLoad, seconds: float, expected: float) -> bool:
+        """Learn one measurement, of which `seconds_of` said `expected`; whether it completed a change of speed."""
         features = self._features(load)
         tokens = float(features[2])
-        expected = self.seconds_of(load)
         if self._regression is None:
             self._regression = OnlineRegression(features, PRIOR_ALONE, _SPREAD)
         is_familiar = self._is_familiar(load)
@@ -168,21 +168,19 @@ class LearntForward:
         if kv_tokens < 1.0:
             kept = self._kept_prior(-1, num_requests)
             return kept, kept, 0.0
-        below = math.floor(math.log(kv_tokens) / math.log(_KV_STEP))
-        low, high = _KV_STEP**below, _KV_STEP ** (below + 1)
-        share = (kv_tokens - low) / (high - low)
-        kept, next_kept = (
-            self._kept_prior(below, num_requests),
-            self._kept_prior(below + 1, num_requests),
-        )
-        return kept, next_kept, share
+        below = math.floor(math.log(kv_tokens) / _LOG_KV_STEP)
+        low = _KV_STEP**below
+        share = (kv_tokens - low) / (_KV_STEP * low - low)
+        kept = self._kept_prior(below, num_requests)
+        return kept, self._kept_prior(below + 1, num_requests), share
 
     def _kept_prior(self, kv_index: int, num_requests: int) -> FloatArray:
-        key = (kv_index, num_requests)
-        if key not in self._kept:
+        kept = self._kept.get((kv_index, num_requests))
+        if kept is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             kv_tokens = 0.0 if kv_index < 0 else _KV_STEP**kv_index
             seconds = self._prior.verify_seconds(self._grid, kv_tokens, num_requests)
-            self._kept[key] = np.full(self._grid.shape, seconds, dtype=float)
-        return self._kept[key]
+            kept = np.full(self._grid.shape, seconds, dtype=float)
+            self._kept[kv_index, num_requests] = kept
+        return kept

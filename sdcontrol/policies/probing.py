@@ -37,7 +37,7 @@ _SEEN_MEMORY = 0.99  # of verified tokens, per step
 _UNMEASURED_ROUND = 0.5  # what a round that was never measured may take, of what is believed
 _EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they take time
 _FIRST_STEPS = 48  # the same where the controller's time weighs
-_STEPS_PER_LOOK = 4
+_STEPS_PER_LOOK, _RARE = 4, 16  # the latter where it weighs
 _MOST_NOTED = 16  # steps that may be counted late: several at once take less than one by one
 _PROBES, _RECHECKS, _PRICE = "; probes ", "; rechecks ", " for at most "
 
@@ -109,8 +109,10 @@ class Probing:
 
     def looks(self, view: BatchView) -> bool:
         """Whether this step is one to look for something to try."""
-        eager_steps = _FIRST_STEPS if self._share.weighs else _EAGER_STEPS
-        is_due = self._num_observed <= eager_steps or view.step % _STEPS_PER_LOOK == 0
+        eager, interval = _EAGER_STEPS, _STEPS_PER_LOOK
+        if self._share.weighs:
+            eager, interval = _FIRST_STEPS, _RARE
+        is_due = self._num_observed <= eager or view.step % interval == 0
         if view.prefill_tokens or not is_due:
             return False
         self._count()
