@@ -64,7 +64,7 @@ class Controller:
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
     are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which
     forwards are padded, for our own cost: an engine says its own. Where steps are so short that its own time
-    would weigh, learning may wait for up to sixteen of them and a few requests may keep their choices.
+    would weigh, learning may wait for up to twenty of them and a few requests may keep their choices.
     """
 
     allows_late_observations = True  # a step may be planned before the last one is observed
@@ -125,7 +125,7 @@ class Controller:
         """The same, whose numbers of ours are computed when they are asked for."""
         if self._believed is None or self._believed[0] is not view:
             survival: Mapping[str, FloatArray]
-            if isinstance(self.acceptance, AcceptanceEstimator):  # whose numbers are finite
+            if type(self.acceptance) is AcceptanceEstimator:  # whose numbers are finite
                 survival = self.acceptance.believed(view, self.max_draft_tokens)
             else:
                 survival = finite(self.acceptance.survival(view, self.max_draft_tokens))
@@ -160,7 +160,7 @@ class Controller:
         """Whether confidences could change `plan`: an engine need not stop between its rounds else."""
         if not self.refines or self.is_quarantined or plan.is_off:
             return False
-        ours = self.acceptance if isinstance(self.acceptance, AcceptanceEstimator) else None
+        ours = self.acceptance if type(self.acceptance) is AcceptanceEstimator else None
         return not self._by_confidence or ours is None or ours.heeds(plan)
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
@@ -220,7 +220,7 @@ class Controller:
         outcomes, costs = self._waiting.observe(observation, may_repeat=may_repeat, error=error)
         if outcomes:
             waiting, self._unlearnt = self._unlearnt, []
-            if isinstance(self.acceptance, AcceptanceEstimator):  # which takes them at once
+            if type(self.acceptance) is AcceptanceEstimator:  # which takes them at once
                 self.acceptance.update_all(waiting)
             else:
                 for one in waiting:

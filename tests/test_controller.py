@@ -26,7 +26,7 @@ from sdcontrol.core import (
     Timing,
     family_of,
 )
-from sdcontrol.estimators.acceptance import AcceptanceEstimator
+from sdcontrol.estimators.acceptance import AcceptanceEstimator, Survival
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.policies.base import Policy
 from sdcontrol.policies.goodput import Goodput
@@ -560,6 +560,25 @@ def test_plans_that_try_an_arm_or_are_another_policys_are_not_repeated() -> None
     plans = busy(Controller(scripted, clock=None), 0.1, [5] * 12)
     assert len({plan.reason for plan in plans}) == 12
     assert not any(kept(plans))
+
+
+def test_a_variant_of_our_estimator_is_asked_and_taught_by_its_own_methods() -> None:
+    class Pessimist(AcceptanceEstimator):
+        def survival(self, view: BatchView, max_tokens: int | None = None) -> Survival:
+            asked.append(view.step)
+            return super().survival(view, max_tokens)
+
+        def update(self, observation: Observation) -> None:
+            taught.append(observation.view.step)
+            super().update(observation)
+
+    asked: list[int] = []
+    taught: list[int] = []
+    controller, rng = Controller("goodput", acceptance=Pessimist()), np.random.default_rng(2)
+    for step in range(4):
+        view = view_of(step, 2)
+        controller.observe(decoded(view, controller.plan(view), rng))
+    assert asked == taught == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
