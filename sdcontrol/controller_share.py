@@ -17,7 +17,7 @@ class ControllerShare:
     def __init__(self) -> None:
         self._share = 0.0
         self.weighs = False
-        """Whether it is so large that work is better put off: until it is small in spite of what is not."""
+        """Whether it is so large that work is better put off; from then on until it all but vanishes."""
 
     def update(self, observation: Observation) -> None:
         """Take note of a step."""

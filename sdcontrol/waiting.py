@@ -52,7 +52,7 @@ class _Made(NamedTuple):
 
 
 class Waiting:
-    """The controller's share of the time, running, and what requests were given lately."""
+    """How much waits to be learnt, how far the controller's time weighs, what requests were given lately."""
 
     def __init__(self, most_draft_tokens: int) -> None:
         self._most_draft_tokens = most_draft_tokens

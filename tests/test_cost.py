@@ -13,11 +13,12 @@ from structlog.testing import capture_logs
 
 from sdcontrol.core import BatchView, Choice, Cost, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.errors import ConfigError
-from sdcontrol.estimators.cost import OnlineCost, UninformedCost
+from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.pace import Pace
 from sdcontrol.estimators.price import expected_gain, round_kv_tokens, step_seconds
 from sdcontrol.estimators.regime import Regime
 from sdcontrol.estimators.regression import OnlineRegression, _non_negative_solution
+from sdcontrol.estimators.uninformed import UninformedCost
 
 World = Callable[[int, int, int], float]
 """Seconds of a forward from its tokens, KV tokens and requests."""

@@ -21,7 +21,7 @@ from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment, pack
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.static_inputs import StaticInputs
-from sdcontrol.estimators.cost import UninformedCost
+from sdcontrol.estimators.uninformed import UninformedCost
 from sdcontrol.integrations.transformers import SpeculativeDecoder
 from sdcontrol.traces.header import read_header
 from sdcontrol.traces.recorder import Recorder

@@ -143,7 +143,8 @@ def _dtype(
     import torch
 
     if options.dtype != "auto":
-        return getattr(torch, options.dtype)  # type: ignore[no-any-return]
+        dtype: torch.dtype = getattr(torch, options.dtype)
+        return dtype
     return models[0][2].dtype if models else torch.bfloat16
 
 

@@ -29,7 +29,7 @@ from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
 from sdcontrol.estimators.uninformed import UninformedCost, share_of
 from sdcontrol.logs import EventLog
 
-__all__ = ["OnlineCost", "Prediction", "UninformedCost"]
+__all__ = ["OnlineCost", "Prediction"]
 
 _log = EventLog(__name__)
 

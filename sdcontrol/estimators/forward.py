@@ -42,7 +42,7 @@ _MOST_KEPT = 64
 class LearntForward:
     """Seconds of one forward, from a prior and measurements."""
 
-    def __init__(self, prior: Cost, token_edges: Sequence[int] = ()) -> None:
+    def __init__(self, prior: Cost) -> None:
         self._prior = prior
         self._grid: FloatArray = token_grid()
         self._stairs = Staircase(self._grid)
@@ -50,7 +50,7 @@ class LearntForward:
         self._seen: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], FloatArray] = {}
         self._table: tuple[float, int, FloatArray] | None = None
-        self.pad_to(token_edges)
+        self.pad_to(())
 
     def pad_to(self, token_edges: Sequence[int]) -> None:
         """The sizes to which the engine pads the tokens of a forward: up to the next edge they are free."""

@@ -129,7 +129,7 @@ class Drafter(ABC):
         """What is priced and quarantined as one."""
         return family_of(self.name)
 
-    def start(self, request: DraftRequest) -> None:  # noqa: B027
+    def start(self, request: DraftRequest) -> None:  # noqa: B027  (optional)
         """A request was submitted."""
 
     def arms_for(self, request: DraftRequest) -> tuple[str, ...]:
@@ -148,11 +148,11 @@ class Drafter(ABC):
         is told; others need not.
         """
 
-    def commit(self, request: DraftRequest, num_new_tokens: int) -> None:  # noqa: B027
+    def commit(self, request: DraftRequest, num_new_tokens: int) -> None:  # noqa: B027  (optional)
         """The last `num_new_tokens` of `request.tokens` are new."""
 
-    def lose_cache(self, request: DraftRequest) -> None:  # noqa: B027
+    def lose_cache(self, request: DraftRequest) -> None:  # noqa: B027  (optional)
         """The request was preempted: what a model of the drafter's had cached for it is gone."""
 
-    def finish(self, request: DraftRequest) -> None:  # noqa: B027
+    def finish(self, request: DraftRequest) -> None:  # noqa: B027  (optional)
         """The request ended: forget it."""

@@ -89,7 +89,7 @@ def _noisy_block(score, token, key, best, winner):
 
 
 @triton.jit(do_not_specialize_on_alignment=["seeds", "positions", "is_sampled"])
-def sample_kernel(  # noqa: PLR0915
+def sample_kernel(  # noqa: PLR0915  (one kernel)
     scores, seeds, positions, is_sampled, bests, winners, tops, totals, row_stride, vocab_size,
     stream, PART: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
