@@ -30,6 +30,7 @@ from sdcontrol.engine.kernels import (  # noqa: E402
     triton_attention,
 )
 from sdcontrol.engine.kernels.cache_kernels import ELEMENTS  # noqa: E402
+from sdcontrol.engine.kernels.launching import OPTIONS  # noqa: E402
 from sdcontrol.engine.kv_cache import LayerShape  # noqa: E402
 from sdcontrol.errors import UnsupportedModel  # noqa: E402
 
@@ -78,7 +79,9 @@ def compiled(
     }
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, signature, dict(constants), attributes)
-    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    binary = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={**OPTIONS, **options}
+    )
     with TemporaryDirectory() as folder:
         stack = stack_bytes(binary.asm["cubin"], Path(folder))
     return Compiled(binary.asm["ptx"], binary.metadata.shared, stack)
@@ -221,6 +224,7 @@ def test_decoding_reads_keys_and_values_in_the_widest_pieces_ahead_of_time(head:
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_parts_are_combined_without_spills(capability: int) -> None:
     for head, num_splits in ((64, 3), (128, 64), (256, 64)):
+        splits = triton.next_power_of_2(num_splits)
         result = compiled(
             paged_attention.combine_kernel,
             capability,
@@ -229,9 +233,9 @@ def test_parts_are_combined_without_spills(capability: int) -> None:
                 "VALUE_DIM": head,
                 "PADDED_VALUE": head,
                 "SPLITS": num_splits,
-                "PADDED_SPLITS": triton.next_power_of_2(num_splits),
+                "PADDED_SPLITS": splits,
             },
-            num_warps=4,
+            num_warps=triton_attention.combine_warps(head * splits),
         )
         check(result, capability)
 

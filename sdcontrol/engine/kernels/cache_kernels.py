@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sdcontrol.engine.kernels.launching import OPTIONS
+
 __all__ = ["CacheTensors", "addresses_of", "move_kernel", "write_kernel", "write_tokens"]
 
 
@@ -59,7 +61,7 @@ def write_tokens(
     write_kernel[(num_tokens, kv_heads)](
         keys, values, key_cache, value_cache, slots, key_cache.shape[1], keys.stride(0),
         keys.stride(1), values.stride(0), values.stride(1), KEY_DIM=key_dim,
-        VALUE_DIM=values.shape[-1], PADDED=triton.next_power_of_2(widest), num_warps=1,
+        VALUE_DIM=values.shape[-1], PADDED=triton.next_power_of_2(widest), num_warps=1, **OPTIONS,
     )  # fmt: skip
 
 
@@ -128,5 +130,5 @@ class CacheTensors:
             move_kernel[(alike.kv_heads, len(alike.addresses))](
                 alike.addresses, sources, targets, len(sources), alike.num_slots,
                 LIKE=ELEMENTS[alike.dtype], DIM=alike.dim,
-                PADDED=triton.next_power_of_2(alike.dim), TILE=_TILE_MOVES, num_warps=4,
+                PADDED=triton.next_power_of_2(alike.dim), TILE=_TILE_MOVES, num_warps=4, **OPTIONS,
             )  # fmt: skip

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sdcontrol.engine.gumbel_max import INVALID
+from sdcontrol.engine.kernels.launching import OPTIONS
 from sdcontrol.engine.noise import TARGET
 
 __all__ = [
@@ -176,13 +177,13 @@ def sample_scores(
     totals = torch.empty_like(tops)
     sample_kernel[(rows, num_parts)](
         scores, seeds, positions, is_sampled, bests, winners, tops, totals, scores.stride(0),
-        vocab_size, stream, PART=part, BLOCK=_BLOCK, num_warps=4,
+        vocab_size, stream, PART=part, BLOCK=_BLOCK, num_warps=4, **OPTIONS,
     )  # fmt: skip
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
     confidence = torch.empty(rows, dtype=torch.float32, device=scores.device)
     reduce_kernel[(rows,)](
         bests, winners, tops, totals, is_sampled, tokens, confidence, PARTS=num_parts,
-        PADDED=triton.next_power_of_2(num_parts), num_warps=1,
+        PADDED=triton.next_power_of_2(num_parts), num_warps=1, **OPTIONS,
     )  # fmt: skip
     return Sampled(tokens, confidence)
 
@@ -245,5 +246,5 @@ def walk_drafts(
     walk_kernel[(len(num_nodes),)](
         samples, draft_tokens, parents, parents if stands is None else stands, first_rows,
         first_nodes, num_nodes, verdicts, verdicts.stride(0), IS_GIVEN=stands is not None,
-        num_warps=1,
+        num_warps=1, **OPTIONS,
     )  # fmt: skip

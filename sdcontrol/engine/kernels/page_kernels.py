@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sdcontrol.engine.kernels.cache_kernels import ELEMENTS, addresses_of
+from sdcontrol.engine.kernels.launching import OPTIONS
 from sdcontrol.engine.kv_cache import KVCache
 
 __all__ = ["TritonPageBounds", "score_kernel", "summarise_kernel"]
@@ -97,7 +98,7 @@ class TritonPageBounds:
             self._addresses, self.low, self.high, blocks, num_blocks,
             LIKE=ELEMENTS[self._cache.keys[0].dtype], BLOCK_SIZE=block_size,
             PADDED_BLOCK=triton.next_power_of_2(block_size), DIM=dim,
-            PADDED=triton.next_power_of_2(dim), num_warps=4,
+            PADDED=triton.next_power_of_2(dim), num_warps=4, **OPTIONS,
         )  # fmt: skip
 
     def score(self, queries: Tensor, blocks: Tensor) -> Tensor:
@@ -111,6 +112,6 @@ class TritonPageBounds:
         score_kernel[(triton.cdiv(num_pages, _TILE_PAGES), layers * kv_heads)](
             queries.contiguous(), self.low, self.high, blocks, scores, self.low.shape[2],
             num_pages, GROUP=shared, DIM=dim, PADDED=triton.next_power_of_2(dim),
-            TILE_PAGES=_TILE_PAGES, num_warps=4,
+            TILE_PAGES=_TILE_PAGES, num_warps=4, **OPTIONS,
         )  # fmt: skip
         return scores

@@ -125,6 +125,12 @@ def _write_rows(target, rows, values, inside, DIM: tl.constexpr, PADDED: tl.cons
 
 
 @triton.jit
+def _if_any(inside, lo, hi):
+    """`inside`, if there are keys `[lo, hi)`; Triton 3.9's interpreter takes no mask of one bool."""
+    return inside & (tl.zeros_like(inside.to(tl.int32)) + lo < hi)
+
+
+@triton.jit
 def _attend_part(
     q, keys, values, table, nodes, lo, hi, first_key, length, limit, depth, low, high, scale_log2,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PADDED_KEY: tl.constexpr,
@@ -207,7 +213,7 @@ def attention_kernel(
         _write_rows(out, place_of_row, mean, inside, VALUE_DIM, PADDED_VALUE)
     else:
         tl.store(weights + place_of_row, weight, mask=inside)
-        _write_rows(parts, place_of_row, mean, inside & (hi > lo), VALUE_DIM, PADDED_VALUE)
+        _write_rows(parts, place_of_row, mean, _if_any(inside, lo, hi), VALUE_DIM, PADDED_VALUE)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from sdcontrol.engine.kernels.launching import OPTIONS
 from sdcontrol.engine.kernels.paged_attention import attention_kernel, combine_kernel
 from sdcontrol.engine.kernels.tables import MIN_SPLIT_KEYS, AttentionTables, segment_tables
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
@@ -25,6 +26,7 @@ __all__ = [
     "balanced_split_keys",
     "choose_splits",
     "choose_tile",
+    "combine_warps",
     "gpu_of",
     "paged_attention",
     "workspace_elements",
@@ -35,6 +37,7 @@ IS_INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
 _FEWEST_ROWS = 16  # of a matrix product on tensor cores
 _MOST_ROWS = 128
 _MOST_SPLITS = 64
+_MOST_COMBINED = 4096  # numbers in the registers of 4 warps
 _PROGRAMS_PER_SM = 8  # with 2 at a time, the last wave of 4 is a small part of the whole
 _ENOUGH_PROGRAMS_PER_SM = 6  # no split beyond: combining would cost more than balance brings
 
@@ -148,6 +151,7 @@ def paged_attention(
         SPLITS=num_splits, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys,
         WIDEN=IS_INTERPRETED and query.dtype == torch.bfloat16,
         num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
+        **OPTIONS,
     )  # fmt: skip
     if num_splits > 1:
         _combine(parts, weights, out, num_splits)
@@ -156,10 +160,16 @@ def paged_attention(
 
 def _combine(parts: Tensor, weights: Tensor, out: Tensor, num_splits: int) -> None:
     rows, value_dim = out.shape[0] * out.shape[1], out.shape[2]
+    dims, splits = _padded(value_dim), triton.next_power_of_2(num_splits)
     combine_kernel[(rows,)](
-        parts, weights, out, rows, VALUE_DIM=value_dim, PADDED_VALUE=_padded(value_dim),
-        SPLITS=num_splits, PADDED_SPLITS=triton.next_power_of_2(num_splits), num_warps=4,
+        parts, weights, out, rows, VALUE_DIM=value_dim, PADDED_VALUE=dims, SPLITS=num_splits,
+        PADDED_SPLITS=splits, num_warps=combine_warps(dims * splits), **OPTIONS,
     )  # fmt: skip
+
+
+def combine_warps(numbers: int) -> int:
+    """How many share the parts of a row, `numbers` in all, so that registers hold them."""
+    return 4 if numbers <= _MOST_COMBINED else 8
 
 
 def _padded(dim: int) -> int:
