@@ -14,6 +14,7 @@ from sdcontrol.policies.checks import ToyCost, check_policy
 from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_model import LearnedModel, fit, load, save, train
 from sdcontrol.policies.learned_scores import report
+from sdcontrol.skops_files import write_skops
 
 
 def recorded(seed: int, steps: int) -> list[Observation]:
@@ -128,12 +129,10 @@ def test_a_saved_model_predicts_the_same(model: LearnedModel, tmp_path: Path) ->
 
 
 def test_files_that_hold_code_or_nothing_known_are_refused(tmp_path: Path) -> None:
-    from skops.io import dump
-
     (tmp_path / "a.skops").write_bytes(pickle.dumps({"version": 1}))
-    dump({"version": 1, "knots": train}, tmp_path / "b.skops")
-    dump({"version": 0}, tmp_path / "c.skops")
-    dump({"version": 3, "knots": np.zeros(2)}, tmp_path / "d.skops")
+    write_skops({"version": 1, "knots": train}, tmp_path / "b.skops")
+    write_skops({"version": 0}, tmp_path / "c.skops")
+    write_skops({"version": 3, "knots": np.zeros(2)}, tmp_path / "d.skops")
     for name in ("a", "b", "c", "d", "missing"):
         with pytest.raises(ConfigError, match=f"{name}.skops"):
             load(tmp_path / f"{name}.skops")

@@ -2,8 +2,7 @@
 
 Knows nothing of plans. Regressors of scikit-learn are fitted by `fit` and distilled: acceptance to
 a vector per arm (`learned_acceptance`), step time to a few coefficients (`learned_cost`). So nothing
-of scikit-learn runs while decoding: what was learnt goes into the compiled call that finds the plan. Files are
-skops; nothing is unpickled, and a file that holds any type beyond arrays, numbers and strings is refused.
+of scikit-learn runs while decoding: what was learnt goes into the compiled call that finds the plan.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +20,11 @@ from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, fit_cost, is_tim
 from sdcontrol.policies.learned_features import NUM_FEATURES
 from sdcontrol.policies.learned_speed import Speeds
 from sdcontrol.policies.learned_trust import trust_of
+from sdcontrol.skops_files import read_skops, write_skops
 
 __all__ = ["LearnedModel", "fit", "load", "save", "train"]
 
 _VERSION = 3
-_TRUSTED: tuple[str, ...] = ()  # types that a file may hold beyond skops's own safe ones
 _EMPTY = BatchView(0, (), 0)
 _MARGIN = 0.25  # of the trained range, beyond which a step is unlike anything seen
 
@@ -88,8 +87,6 @@ def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = 8) -> Lea
 
 def save(model: LearnedModel, path: Path) -> None:
     """Write `model` as a skops file."""
-    from skops.io import dump
-
     cost = model.cost
     state: dict[str, object] = {
         "version": _VERSION,
@@ -107,25 +104,14 @@ def save(model: LearnedModel, path: Path) -> None:
         "high": model.high,
         "arms": sorted(model.arms),
     }
-    dump(state, path)
+    write_skops(state, path)
 
 
 def load(path: Path) -> LearnedModel:
     """Read what `save` wrote. Raises `ConfigError` for anything else, before it is built."""
-    from skops.io import get_untrusted_types
-    from skops.io import load as read
-
     if not Path(path).is_file():
         raise ConfigError(f"no learned model at {str(path)!r}; train one and save it there")
-    try:
-        foreign = sorted(set(get_untrusted_types(file=path)) - set(_TRUSTED))
-        if foreign:
-            raise ConfigError(f"{str(path)!r} holds {foreign}; only arrays and numbers are loaded")
-        state = read(path, trusted=list(_TRUSTED))
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{str(path)!r} is not a learned model: {error}") from error
+    state = read_skops(path)
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise ConfigError(
             f"{str(path)!r} is no learned model of version {_VERSION}; train it again"
