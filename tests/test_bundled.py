@@ -69,7 +69,7 @@ def test_prompts_are_the_same_for_a_seed_and_differ_between_seeds(kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_end_where_the_tokens_of_the_answer_begin(kind: str) -> None:
     """The tokens of a prompt are the first tokens of the whole document, as in the training."""
-    for document in held_out_documents(kind, 8):
+    for document in held_out_documents(kind, 60):
         prompt, whole = TOKENIZER(document.prompt).input_ids, TOKENIZER(document.text).input_ids
         assert whole[: len(prompt)] == prompt
 

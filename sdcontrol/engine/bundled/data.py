@@ -66,9 +66,15 @@ def _lengths(texts: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _cut(text: str, size: int) -> Document:
-    """Split after `size` characters, at the end of a line: a prompt never ends in white space."""
+    """Split after `size` characters, or about two thirds of a shorter text, at the end of a line.
+
+    A prompt never ends in white space.
+    """
     end = text.find("\n", size)
-    end = len(text) * 2 // 3 if end < 0 else end
+    if end < 0:
+        most = len(text) * 2 // 3
+        ends = [match.start() for match in re.finditer("\n", text.rstrip())] or [most]
+        end = min(ends, key=lambda at: abs(at - most))
     end = len(text[:end].rstrip())
     return Document(text[:end], text[end:])
 
