@@ -19,7 +19,7 @@ from benchmarks.gpu.bench import USABLE, Bench, Budget
 from benchmarks.gpu.correctness import exact_attention, random_step
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, kv_tokens_for
 from benchmarks.gpu.dry_run import GIB, bench_of
-from benchmarks.gpu.figures import CellFigures, Figure, judged, spread
+from benchmarks.gpu.figures import CellFigures, Figure, failed, failures, judged, spread
 from benchmarks.gpu.floors import (
     Load,
     Need,
@@ -308,6 +308,20 @@ def test_targets_are_least_or_most_and_misses_are_marked() -> None:
 def result(part: int, name: str, **more: object) -> dict[str, object]:
     figures = [Figure("step / floor", 1.6, "x", 1.3, is_ceiling=True).to_dict()]
     return {"part": part, "name": name, "scale": "full", "figures": figures, **more}
+
+
+def test_a_rival_that_fails_is_told_of_beside_the_others_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    why = failed(TypeError("no page_size\nin this version"))
+    figure = Figure("ours", 2.0, "x").to_dict()
+    facts = {"theirs": why, "another": "out of time", "copies": 3}
+    result = {"part": 4, "name": "a", "scale": "full", "figures": [figure], "facts": facts}
+    assert failures(result) == {"theirs": why}
+    table = markdown([result], command.PARTS)
+    assert "| theirs |  |  | failed: TypeError: no page_size in this version |" in table
+    command._print(result)
+    assert "theirs: failed: TypeError: no page_size in this version\n" in capsys.readouterr().out
 
 
 def test_cells_are_kept_over_runs_and_failed_ones_are_tried_again(tmp_path: Path) -> None:
@@ -678,6 +692,7 @@ def test_every_part_runs_at_small_scale_and_is_resumed(
     assert {r["part"] for r in results} == {number}
     assert {r["scale"] for r in results} == {"cpu, small scale"}
     assert all("figures" in r or "skipped" in r for r in results)
+    assert not any(failures(r) for r in results), "a rival that could not be measured here"
     if number == 0:
         met = [f["is_met"] for r in results if "figures" in r for f in r["figures"]]
         assert met

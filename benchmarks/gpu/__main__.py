@@ -32,7 +32,7 @@ from benchmarks.gpu import (
     verification,
 )
 from benchmarks.gpu.bench import Bench, Budget
-from benchmarks.gpu.figures import Result
+from benchmarks.gpu.figures import Result, failures
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.report import Report, missing, verdict
 from benchmarks.gpu.scale import FULL, SMALL
@@ -188,6 +188,8 @@ def _print(result: Result) -> None:
         print(
             f"    {figure['name']:<48} {number:<14} {verdict(result, figure)}".rstrip(), flush=True
         )
+    for rival, why in failures(result).items():
+        print(f"    {rival}: {why}", flush=True)
 
 
 def _say_where(bench: Bench, name: str) -> None:

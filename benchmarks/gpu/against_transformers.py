@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.decoder import DecoderSpec, kv_tokens_for
-from benchmarks.gpu.figures import CellFigures, Figure
+from benchmarks.gpu.figures import CellFigures, Figure, failed
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.regret.rig import Arm
 from sdcontrol.engine.verify import CoupledVerifier
@@ -100,7 +101,7 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
         try:
             rates = measure()
         except Exception as error:  # another library's settings on an unknown machine
-            facts[name] = f"failed: {type(error).__name__}: {str(error)[:200]}"
+            facts[name] = failed(error)
             continue
         figures.append(Figure.of(f"{name}: tokens per second", rates))
         ratio = statistics.median(ours) / statistics.median(rates)
@@ -178,7 +179,7 @@ def _generate_batch(
         max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     memory: dict[str, object] = {
-        "page_size": _RIVAL_PAGE,
+        _page_setting(ContinuousBatchingConfig): _RIVAL_PAGE,
         "num_blocks": max(2 * batch * (pages + 1), _FEWEST_PAGES),
         "allow_block_sharing": False,  # every call would find the prompts of the one before
     }
@@ -199,6 +200,11 @@ def _generate_batch(
     finally:
         model.set_attn_implementation(attention)
     return rates
+
+
+def _page_setting(config: type) -> str:
+    """What it calls the tokens of a page; once they were those of a block."""
+    return "page_size" if "page_size" in signature(config).parameters else "block_size"
 
 
 def token_times(

@@ -8,7 +8,7 @@ import math
 from functools import partial
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.figures import CellFigures, Figure
+from benchmarks.gpu.figures import CellFigures, Figure, failed
 from benchmarks.gpu.floors import Load, Need, attention_bytes
 from benchmarks.gpu.kernels import KERNELS, Call, DecodeInputs
 from benchmarks.gpu.part import Cell, Part
@@ -63,7 +63,7 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
                 continue
             seen = seconds_per_call(bench, call, inputs.copies, repeats=_REPEATS)
         except Exception as error:  # another library's, on a device that it may not know
-            facts[name] = f"failed: {type(error).__name__}: {str(error)[:200]}"
+            facts[name] = failed(error)
             continue
         shares = [read / seconds / bench.rates.bytes_per_second for seconds in seen.seconds]
         target = _SHARE if name == "ours" else None

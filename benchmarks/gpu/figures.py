@@ -8,7 +8,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["CellFigures", "Figure", "Result", "Spread", "judged", "spread"]
+__all__ = [
+    "CellFigures",
+    "Figure",
+    "Result",
+    "Spread",
+    "failed",
+    "failures",
+    "judged",
+    "spread",
+]
+
+_FAILED = "failed: "
 
 Result = dict[str, object]
 """A cell as it is written to the results file."""
@@ -93,3 +104,15 @@ def judged(figure: Mapping[str, object]) -> str:
 def _rounded(value: float) -> float:
     """Five significant digits."""
     return float(f"{value:.5g}")
+
+
+def failed(error: Exception) -> str:
+    """A fact: why there is no figure of a rival."""
+    return f"{_FAILED}{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def failures(result: Result) -> dict[str, str]:
+    """By rival of a cell that was measured, why it could not be."""
+    facts = result.get("facts", {})
+    assert isinstance(facts, Mapping)
+    return {name: str(fact) for name, fact in facts.items() if str(fact).startswith(_FAILED)}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.gpu.figures import Result, judged
+from benchmarks.gpu.figures import Result, failures, judged
 from benchmarks.gpu.part import Part
 from benchmarks.measuring import write_results
 
@@ -102,11 +102,13 @@ def _rows(result: Result) -> list[list[str]]:
             return [[name, outcome, "", "", str(result[outcome]).replace("|", "/")]]
     figures = result["figures"]
     assert isinstance(figures, list)
-    return [
+    rows = [
         [name if index == 0 else "", str(figure["name"]), _number(figure), _range(figure),
          verdict(result, figure)]
         for index, figure in enumerate(figures)
     ]  # fmt: skip
+    rivals = failures(result).items()
+    return rows + [["", rival, "", "", why.replace("|", "/")] for rival, why in rivals]
 
 
 def _number(figure: Mapping[str, object]) -> str:
