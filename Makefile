@@ -1,9 +1,12 @@
 # What a person, pre-commit and CI all run. Needs Python 3.11 or newer and make, nothing else:
-# every target first sets up .venv, once, with the exact versions of constraints.txt.
+# every target first sets up .venv, once, with the exact versions of constraints.txt. Another set of
+# versions goes into a folder of its own: make test VENV=.venv-oldest CONSTRAINTS=constraints.oldest.txt
 
 PYTHON ?= python3
-BIN := .venv/bin
-INSTALLED := .venv/.installed
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 # One process per core, at most four: each holds a torch of its own.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4
 
@@ -54,17 +57,17 @@ imports: $(INSTALLED)
 clean:
 	@echo "==> removing .venv and caches"
 	@find . -name __pycache__ -prune -exec rm -rf {} +
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
+	@rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	    echo "Python 3.11 or newer is needed; $(PYTHON) is" \
 	         "$$($(PYTHON) --version 2>/dev/null || echo missing)." \
 	         "Name another one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
-	@echo "==> setup: installing into .venv (once; minutes, and gigabytes where torch comes with CUDA)"
-	@$(PYTHON) -m venv .venv
+	@echo "==> setup: installing into $(VENV) (once; minutes, and gigabytes where torch comes with CUDA)"
+	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint constraints.txt --editable '.[dev,learned,traces]'
+	    --constraint $(CONSTRAINTS) --editable '.[dev,learned,traces]'
 	@echo "==> setup: compiling the planner (once; about half a minute)"
 	@$(BIN)/python -c 'import sdcontrol.controller, sdcontrol.policies.goodput'
 	@touch $@

@@ -4,13 +4,17 @@ import ast
 import os
 import re
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import sdcontrol
 from sdcontrol import core, errors
@@ -47,6 +51,20 @@ def imported_modules(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.module
+
+
+# Versions
+
+
+def test_the_oldest_versions_to_test_with_are_the_bounds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    asked = [Requirement(line) for line in (*project["dependencies"], *chain(*extras.values()))]
+    bounds = {one.name.lower(): Version(bound.version) for one in asked for bound in one.specifier}
+    lines = (ROOT / "constraints.oldest.txt").read_text("utf-8").splitlines()
+    oldest = {name: Version(v) for name, _, v in (line.partition("==") for line in lines[1:])}
+    assert oldest == {name: bounds[name] for name in oldest}
+    assert oldest.keys() >= {Requirement(line).name.lower() for line in project["dependencies"]}
 
 
 # Names

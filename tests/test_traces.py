@@ -177,7 +177,7 @@ def test_writer_never_holds_more_than_its_bound(
 def test_full_disk_ends_the_recording_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(Controller("static:ngram:2"), tmp_path / "t")
+    recorder = Recorder(Controller("static:ngram:2", clock=None), tmp_path / "t")
     decode(recorder, 300)
     monkeypatch.setattr(writer_module, "write_part", _no_space)
     given_up = time.monotonic() + 60.0
