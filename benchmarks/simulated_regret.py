@@ -30,11 +30,11 @@ from sdcontrol.traces.workload import SimulatedRequest, Workload
 SPARSE = "sparse_kv:128"
 FIXED: dict[str, object] = {
     "off": "off",
-    **{f"ngram:{n}": f"static:ngram:{n}" for n in (2, 4, 8)},
+    **{f"ngram:{n}": f"static:ngram:{n}" for n in (2, 4, 8, 16)},
     **{f"draft_model:{n}": f"static:draft_model:{n}" for n in (1, 2, 4, 8)},
     **{
         f"{SPARSE}:{n}": {"kind": "static", "drafter": SPARSE, "num_draft_tokens": n}
-        for n in (2, 4)
+        for n in (2, 4, 8)
     },
 }
 BATCH_SIZES = (1, 4, 16, 32)

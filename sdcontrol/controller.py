@@ -18,6 +18,7 @@ from sdcontrol.estimators.cost import OnlineCost, Prediction
 from sdcontrol.estimators.merging import typical
 from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.logs import EventLog
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Controller:
         *,
         seed: int = 0,
         plan_budget_seconds: float = 0.5,
-        max_draft_tokens: int = 8,
+        max_draft_tokens: int = DEPTH,
         token_edges: Sequence[int] = (),
         clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
@@ -95,8 +96,7 @@ class Controller:
         self.drafts: bool = getattr(self.policy, "drafts", True)
         self.refines: bool = hasattr(self.policy, "refine")
         self.has_own_estimates = cost is not None or acceptance is not None
-        uses_belief = getattr(self.policy, "uses_belief", True)  # else nobody would ask
-        self.learns = self.has_own_estimates or uses_belief
+        self.learns = self.has_own_estimates or getattr(self.policy, "uses_belief", True)
         self.num_observed = 0  # steps
         self._clock = clock
         self._pending: list[str] = []

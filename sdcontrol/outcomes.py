@@ -18,7 +18,8 @@ from sdcontrol.errors import TraceError
 __all__ = ["DEPTH", "ArmOutcomes", "DraftConfidence"]
 
 DEPTH = 16
-"""Draft tokens (nodes of a tree) that a table answers for, unless it says otherwise."""
+"""Draft tokens (nodes of a tree) that a table answers for, and that may be chosen for a request in a
+step, unless somebody says otherwise: a what-if replay must know of every draft that a policy may ask for."""
 
 DraftConfidence = Mapping[str, Mapping[int, tuple[float, ...]]]
 """By arm and output position: the drafter's confidence in each token of a draft made there."""

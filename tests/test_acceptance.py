@@ -133,7 +133,7 @@ def test_full_acceptance_of_short_drafts_says_nothing_of_longer_ones() -> None:
     ids=["saturates", "rises"],
 )
 def test_hazards_need_not_be_geometric(hazards: list[float]) -> None:
-    estimator = AcceptanceEstimator()
+    estimator = AcceptanceEstimator(8)
     taught(estimator, dict.fromkeys("abcdefgh", hazards), 150)
     np.testing.assert_allclose(believed(estimator, "new"), np.cumprod(hazards), atol=0.06)
     np.testing.assert_allclose(believed(estimator, "a"), np.cumprod(hazards), atol=0.1)
@@ -287,7 +287,7 @@ def test_survival_is_zero_where_a_drafter_may_not_be_used() -> None:
 
 def test_new_requests_of_a_batch_differ_in_how_much_they_may_draft_alone() -> None:
     """What is believed of one is said of all; one that was seen is another."""
-    estimator = AcceptanceEstimator()
+    estimator = AcceptanceEstimator(8)
     taught(estimator, {"seen": [0.2] * 8, "other": [0.9] * 8}, 20)
     limits = {"few": 2, "seen": 8, "most": 8, "some": 5, "nothing": 0}
     requests = tuple(
@@ -333,7 +333,7 @@ def test_the_end_of_one_copy_does_not_end_the_trust_in_the_next() -> None:
 
 
 def test_a_request_that_copies_is_trusted_sooner_after_short_matches_too() -> None:
-    estimator = AcceptanceEstimator()
+    estimator = AcceptanceEstimator(8)
     short = view_of(["a"], 0, ("ngram",), ngram=Hint(8, match_tokens=1))
     before = estimator.survival(short)["ngram"][0]
     for step in range(10):
@@ -530,3 +530,19 @@ def test_a_model_that_drafts_for_itself_is_trusted_more_before_it_is_tried() -> 
 def test_there_must_be_a_draft_token_to_believe_in() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         AcceptanceEstimator(max_draft_tokens=0)
+
+
+def test_nodes_that_fall_together_are_no_proof_of_each_other() -> None:
+    """The first node of a tree was wrong: that says as much of a request with four nodes as with sixteen."""
+    estimator, rng = AcceptanceEstimator(), np.random.default_rng(5)
+    for step in range(60):
+        paths = [(0, *range(2, 2 + run_of(rng, [0.7] * 8, 8))) for _ in "ab"]
+        accepted = [len(path) for path in paths]
+        view = view_of(["a", "b"], step)
+        estimator.update(outcome(view, [16, 16], accepted, nodes=tuple(paths)))
+    before = believed(estimator, "new")[0]
+    view = view_of(["few", "many"], 60)
+    estimator.update(outcome(view, [4, 16], [0, 0], nodes=((), ())))
+    few, many = believed(estimator, "few")[0], believed(estimator, "many")[0]
+    assert few < before - 0.02
+    assert many == pytest.approx(few, abs=0.02)

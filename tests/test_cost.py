@@ -119,6 +119,19 @@ def test_a_sudden_change_of_speed_is_learnt_within_fifty_steps(factor: float) ->
     assert worst_error(cost, changed, 700) < 0.15
 
 
+@pytest.mark.parametrize("factor", [0.75, 1.3])
+def test_loads_that_are_not_measured_any_more_follow_a_small_change_of_speed(factor: float) -> None:
+    """Else the last one that is measured looks cheap beside them, and more tokens look free."""
+    cost, rng, world = OnlineCost(), np.random.default_rng(4), WORLDS["compute-bound"]
+    taught(cost, world, 80)
+    for step in range(80, 130):
+        seconds = factor * world(8 * 5, 8 * 832, 8) * math.exp(0.05 * rng.normal())
+        cost.update(observed(seconds, step=step, context=832, length=4))
+    for length in (1, 2, 4, 6):
+        predicted = float(cost.verify_seconds(8 * (1 + length), 8 * 832, 8))
+        assert predicted == pytest.approx(factor * world(8 * (1 + length), 8 * 832, 8), rel=0.13)
+
+
 @pytest.mark.parametrize("factor", [0.2, 5.0])
 def test_rounds_that_are_off_follow_a_change_of_speed(factor: float) -> None:
     """No step of theirs is measured at the new speed."""

@@ -253,7 +253,11 @@ def test_every_fixed_arm_can_be_built_and_sparse_kv_needs_a_longer_context() -> 
     for spec in arms.values():
         policies.build(spec)
     short = fixed_specs("sparse_kv:512", 512)
-    assert {name for name in arms if name not in short} == {"sparse_kv:512:2", "sparse_kv:512:4"}
+    assert {name for name in arms if name not in short} == {
+        "sparse_kv:512:2",
+        "sparse_kv:512:4",
+        "sparse_kv:512:8",
+    }
 
 
 def test_only_fixed_settings_without_a_chance_in_any_block_are_dropped() -> None:

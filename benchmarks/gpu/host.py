@@ -17,11 +17,12 @@ from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE
 from sdcontrol.engine.drafters.base import DraftTask
 from sdcontrol.engine.drafters.ngram import NgramDrafter
+from sdcontrol.outcomes import DEPTH
 
 __all__ = ["PART"]
 
 _VERIFIER = kind_rates()
-_TOKENS_PER_STEP = 9
+_TOKENS_PER_STEP = DEPTH + 1
 _NGRAM_STEPS = 50
 _NGRAM_DRAFT = 4
 

@@ -18,16 +18,17 @@ from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF, even, score_cell
 from sdcontrol.core import family_of
 from sdcontrol.experiments.compare import Ratio, paired_ratio
+from sdcontrol.outcomes import DEPTH
 
 __all__ = ["PART", "RIVAL", "figures_of", "fixed_specs", "screened"]
 
 RIVAL = "budget_argmax"
 _RIVAL_DRAFTER = "draft_model"
-_LENGTHS = {"draft_model": (1, 2, 4, 8), "sparse_kv": (2, 4), "ngram": (2, 4, 8)}
+_LENGTHS = {"draft_model": (1, 2, 4, 8), "sparse_kv": (2, 4, 8), "ngram": (2, 4, 8, 16)}
 _HOPELESS = 0.75  # of the best fixed setting, in the first two blocks
 _TO_BEST, _TO_BEST_MIXED, _TO_OFF, _TO_RIVAL = 0.97, 1.10, 0.99, 1.0
 _LEARNING_TURNS = 3  # before block 1, of what learns
-_TOKENS_PER_STEP = 9
+_TOKENS_PER_STEP = DEPTH + 1
 
 
 def fixed_specs(sparse_arm: str, context: int) -> dict[str, str]:

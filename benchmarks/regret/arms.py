@@ -20,9 +20,11 @@ __all__ = [
 ]
 
 Spec = str | Mapping[str, object] | Policy
-LENGTHS = {"ngram": (2, 4, 8), "sparse_kv": (2, 4), "draft_model": (1, 2, 4, 8)}
+LENGTHS = {"ngram": (2, 4, 8, 16), "sparse_kv": (2, 4, 8), "draft_model": (1, 2, 4, 8)}
 SCHEDULE = "concurrency_schedule"
-_RIVALS = ("smartspec", "ema_steps", "budget_argmax", "heuristic")
+IN_FULL = "budget_argmax"  # drafts as many for everyone as one sets it to
+_LEAST_IN_FULL = 5
+_RIVALS = ("smartspec", "ema_steps", "heuristic")
 _OUTCLASSED = 0.95  # of the best of its sort
 _OUTCLASSED_AT_ONCE = 0.9  # the same after a single block
 _OUTCLASSED_IN_A_CELL = 0.75  # the same in a cell, whose blocks are shorter
@@ -80,11 +82,16 @@ def _over_off(rates: PhaseRates, name: str, case: Case) -> list[float]:
 
 
 def rival_specs(rates: PhaseRates, case: Case, fixed: Sequence[str]) -> dict[str, Spec]:
-    """Other systems' rules with the drafter that did best, over all phases, as a fixed setting."""
+    """Other systems' rules with the drafter that did best, over all phases, as a fixed setting.
+
+    Who drafts in full drafts as much as that setting did.
+    """
     total = {name: [whole(block, case.work) for block in rates[name]] for name in fixed}
-    drafter = drafter_of(best_on_odd(total, [name for name in fixed if name != OFF]))
+    best = best_on_odd(total, [name for name in fixed if name != OFF])
+    drafter, length = drafter_of(best), int(best.rpartition(":")[2])
     specs: dict[str, Spec] = {kind: {"kind": kind, "drafter": drafter} for kind in _RIVALS}
-    return {**specs, SCHEDULE: schedule_spec(rates, case, drafter)}
+    in_full = {"kind": IN_FULL, "drafter": drafter, "num_draft_tokens": max(length, _LEAST_IN_FULL)}
+    return {**specs, IN_FULL: in_full, SCHEDULE: schedule_spec(rates, case, drafter)}
 
 
 def schedule_spec(rates: PhaseRates, case: Case, drafter: str) -> Spec:

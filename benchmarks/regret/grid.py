@@ -65,7 +65,7 @@ class Case:
         return [max(block - 1, 0) // 2 % len(self.phases)]
 
 
-_BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (16, "bundled"): 20, (1, "large"): 20}
+_BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (16, "bundled"): 20, (1, "large"): 40}
 """Counted blocks of a cell, by batch size and pair; 10 elsewhere."""
 
 

@@ -48,10 +48,11 @@ def run(options: argparse.Namespace) -> int:
         check_installed(package, "learned")
     traces = _traces(options)
     from sdcontrol.experiments.training import learn
+    from sdcontrol.outcomes import DEPTH
     from sdcontrol.policies.learned_model import save
 
     facts = [trace.header.controller for trace in traces]
-    most = max((known.max_draft_tokens for known in facts if known is not None), default=8)
+    most = max((known.max_draft_tokens for known in facts if known is not None), default=DEPTH)
     model, report = learn([list(trace.observations()) for trace in traces], most)
     save(model, Path(options.output))
     print(*_lines(report), sep="\n")

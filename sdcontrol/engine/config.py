@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sdcontrol.engine.backends import BackendName
 from sdcontrol.errors import ConfigError
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.scheduling.blocks import BlockPool
 from sdcontrol.scheduling.scheduler import Scheduler
 
@@ -58,7 +59,9 @@ class EngineConfig(BaseModel):
         0.5, gt=0, le=0.95, description="share of the free memory that the KV cache may take"
     )
     prefix_sharing: bool = Field(True, description="share the blocks of common prompt beginnings")
-    max_draft_tokens: int = Field(16, ge=1, le=64, description="draft tokens per request and step")
+    max_draft_tokens: int = Field(
+        DEPTH, ge=1, le=64, description="draft tokens per request and step"
+    )
 
     attention_backend: BackendName = Field(
         "auto", description="triton, torch, or auto: triton on CUDA where it takes the model"

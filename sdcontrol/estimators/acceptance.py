@@ -43,6 +43,7 @@ from sdcontrol.estimators.learning import AVERAGES, Averages, learn
 from sdcontrol.estimators.levels import KEPT, Kept
 from sdcontrol.estimators.merging import accepted_nodes, confidences
 from sdcontrol.estimators.survival import Survival
+from sdcontrol.outcomes import DEPTH
 
 __all__ = ["AcceptanceEstimator", "Survival"]
 
@@ -59,7 +60,9 @@ class AcceptanceEstimator:
     Positions beyond `max_draft_tokens` are not tracked.
     """
 
-    def __init__(self, max_draft_tokens: int = 8, prior: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, max_draft_tokens: int = DEPTH, prior: Mapping[str, float] | None = None
+    ) -> None:
         if max_draft_tokens < 1:
             raise ConfigError(f"max_draft_tokens is {max_draft_tokens}; it must be at least 1")
         self.max_draft_tokens = max_draft_tokens

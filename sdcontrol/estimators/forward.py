@@ -32,6 +32,8 @@ __all__ = ["LearntForward"]
 _SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3])
 _MOST_RESIDUAL = 0.5  # of the expected time, that one measurement may correct a stair by
 _MOST_NEWS = 3.0  # the same, at a load that is new
+_FOLLOWS = 0.1  # of the log-ratio of measured to expected, that all prices follow at once
+_MOST_OFF = 0.35  # log-ratio, beyond which more counts as much
 _FAMILIAR_STEPS = 2  # measurements of a load before a surprise there is an outlier
 _MOST_SEEN = 1024
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
@@ -118,6 +120,9 @@ class LearntForward:
         if changed:
             self._stairs.forget()
         elif is_plausible(seconds):
+            if is_familiar:  # at every load it is slower or faster then, measured lately or not
+                off = math.log(seconds / expected)
+                self._regression.rescale(math.exp(_FOLLOWS * min(max(off, -_MOST_OFF), _MOST_OFF)))
             fitted = self._regression.predict(features)
             limit = fitted * (_MOST_RESIDUAL if is_familiar else _MOST_NEWS)
             residual = min(max(seconds - fitted, -limit), limit) / self._regression.scale

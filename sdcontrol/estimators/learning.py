@@ -81,20 +81,22 @@ def _settle(arms: IntArray, kept: Kept) -> None:
             learn_one_kind(one_kind, arm, probability, num_young[arm] / num_settled[arm])
 
 
-@compiled(f"float64[:, ::1]({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[:, ::1])")
+@compiled(
+    f"Tuple((float64[:, ::1], boolean[:, ::1]))({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])"
+)
 def _learn_outcomes(
     evidence: Evidence,
     kept: Kept,
     hints: tuple[IntArray, IntArray],
     averages: Averages,
-    is_stale: NDArray[np.bool_],
-) -> FloatArray:
-    """Learn every outcome, and mark the averages it counts in; the summed levels of each arm."""
+    is_tree: NDArray[np.bool_],
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Learn every outcome; the summed levels of each arm, and the averages in which any counts."""
     (arms, outcomes), (column_of, buckets) = evidence, hints
     (slots, likelihood, _, state, counts), (_, priors, variances, _) = kept
     tested, accepted, _, odds = averages
     rates = np.empty((*tested.shape, len(LEVELS)))  # of the stale ones
-    totals = np.zeros((len(tested), len(LEVELS)))
+    totals, is_stale = np.zeros((len(tested), len(LEVELS))), np.zeros(tested.shape[:2], np.bool_)
     for part in range(arms.shape[0]):
         for r in range(arms.shape[1]):
             arm, slot, outcome = arms[part, r], slots[r], outcomes[part, r]
@@ -106,13 +108,13 @@ def _learn_outcomes(
                 rates_at(odds[arm, bucket], rates[arm, bucket])
             own = likelihood[slot, arm], counts[slot, arm]
             trust = _HINTED_TRUST if bucket else 1.0
-            tell(own, priors[arm], rates[arm, bucket], outcome, trust)
+            tell(own, priors[arm], rates[arm, bucket], outcome, (trust, is_tree[arm]))
             weigh(own[0], priors[arm], state[slot, arm], totals[arm])
             weight = _weight(state[slot, arm], variances[arm])
             for j in range(outcome.shape[1]):
                 tested[arm, bucket, j] += weight * outcome[TESTED, j]
                 accepted[arm, bucket, j] += weight * outcome[ACCEPTED, j]
-    return totals
+    return totals, is_stale
 
 
 @compiled(f"void({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])")
@@ -130,8 +132,7 @@ def learn(
     """
     _, population = kept
     tested, accepted, prior, odds = averages
-    is_stale = np.zeros(tested.shape[:2], np.bool_)
-    totals = _learn_outcomes(evidence, kept, hints, averages, is_stale)
+    totals, is_stale = _learn_outcomes(evidence, kept, hints, averages, is_tree)
     priors = population[1]
     for a in range(len(is_stale)):
         is_mixed = is_stale[a].any() and remix(population, a, totals[a])

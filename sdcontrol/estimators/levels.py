@@ -62,6 +62,7 @@ _ONE_KIND_RATE = 0.04  # of what is believed of that, per time that outcomes are
 _STEP_ASIDE = 0.001  # probability of either neighbour of a level, per outcome
 _JUMP = 0.008  # probability that a request becomes another one, per outcome
 _OWN_MEMORY_TOKENS = 80.0
+_LEAST_STOP = 0.02  # probability that a path ends at a node, where nodes are out of order
 _LEAST_LIKELIHOOD = 1e-300  # of long drafts at levels that are out of the question
 
 MEAN, VARIANCE = 0, 1  # of the levels, by their probabilities
@@ -138,23 +139,38 @@ def _multiply(
         likelihood[k] *= rates[k] ** hits * (1.0 - rates[k]) ** misses
 
 
+@compiled("void(float64[::1], float64[:, ::1], float64[:, ::1], float64)")
+def _multiply_by_path(
+    likelihood: FloatArray, rates: FloatArray, outcome: FloatArray, trust: float
+) -> None:
+    """By the likelihood of so many nodes accepted of so many, to the power of `trust`.
+
+    Nodes stand and fall with those before them: one by one they would say the same thing many times.
+    """
+    tested, accepted = int(outcome[TESTED].sum()), int(outcome[ACCEPTED].sum())
+    for k in range(len(LEVELS)):
+        reached = rates[accepted - 1, k] if accepted else 1.0
+        beyond = rates[accepted, k] if accepted < tested else 0.0
+        likelihood[k] *= max(reached - beyond, _LEAST_STOP * reached) ** trust
+
+
 @compiled(
     "void(Tuple((float64[::1], float64[:, ::1])), float64[::1], float64[:, ::1], float64[:, ::1],"
-    " float64)"
+    " Tuple((float64, boolean)))"
 )
 def tell(
     own: tuple[FloatArray, FloatArray],  # likelihood and counts
     prior: FloatArray,
     rates: FloatArray,
     outcome: FloatArray,
-    trust: float,
+    how: tuple[float, bool],
 ) -> None:
     """What an outcome, TESTED and ACCEPTED, `[2, K]`, says of a (request, arm): Bayes' rule.
 
-    It counts `trust` times. What the levels did not foresee at a position goes to its own counts, but
-    where it is trusted less: hints mix different situations.
+    `how`: it counts so many times, and whether it is that of a tree. What the levels did not foresee
+    at a position goes to its own counts, but where it is trusted less: hints mix different situations.
     """
-    likelihood, counts = own
+    (likelihood, counts), (trust, is_tree) = own, how
     _wander(likelihood, prior)
     for j in range(outcome.shape[1]):
         tested, accepted = outcome[TESTED, j], outcome[ACCEPTED, j]
@@ -170,7 +186,10 @@ def tell(
             counts[TESTED, j] = (counts[TESTED, j] + tested) * fade
             excess = accepted - tested * expected / reached
             counts[EXCESS, j] = (counts[EXCESS, j] + excess) * fade
-        _multiply(likelihood, rates[j], tested, accepted, trust)
+        if not is_tree:
+            _multiply(likelihood, rates[j], tested, accepted, trust)
+    if is_tree:
+        _multiply_by_path(likelihood, rates, outcome, trust)
     for k in range(len(LEVELS)):
         likelihood[k] = max(likelihood[k], _LEAST_LIKELIHOOD)
 

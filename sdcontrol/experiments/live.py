@@ -191,7 +191,7 @@ class _Drive:
 
 
 def _controller(arm: Arm, experiment: Experiment) -> Controller:
-    most = min(experiment.engine_of(arm).max_draft_tokens, 8)
+    most = experiment.engine_of(arm).max_draft_tokens
     return Controller(arm.policy, seed=experiment.seed, max_draft_tokens=most)
 
 

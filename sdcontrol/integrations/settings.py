@@ -14,6 +14,7 @@ from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.errors import ConfigError, UnknownName
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies import Policy, PolicyConfig, parse
 
 __all__ = ["PolicyLike", "arms_of", "check_policy_drafter", "engine_config", "planner_of"]
@@ -22,10 +23,10 @@ PolicyLike = str | Mapping[str, object] | PolicyConfig | Policy | Planner
 """A name, a mapping with `kind`, a config, a policy, or any planner."""
 
 
-def planner_of(policy: PolicyLike) -> Planner:
+def planner_of(policy: PolicyLike, max_draft_tokens: int = DEPTH) -> Planner:
     """The planner itself, or a controller with this policy; raises `UnknownName`, `ConfigError`."""
     if isinstance(policy, (str, Mapping, PolicyConfig, Policy)):
-        return Controller(policy=policy)
+        return Controller(policy, max_draft_tokens=max_draft_tokens)
     return policy
 
 

@@ -75,7 +75,7 @@ class SpeculativeDecoder:
         config = engine_config(settings)
         check_policy_drafter(policy, arms_of(drafters))
         self.tokenizer = tokenizer
-        self.planner = planner_of(policy)
+        self.planner = planner_of(policy, config.max_draft_tokens)
         self._recorder = recorder_of(self.planner, record)
         try:
             self.engine = Engine(

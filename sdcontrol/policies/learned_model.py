@@ -15,6 +15,7 @@ import numpy as np
 from sdcontrol.columns import said_of
 from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.errors import ConfigError
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies.learned_acceptance import ArmWeights, fit_arms, outcomes_of
 from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, fit_cost, is_timed
 from sdcontrol.policies.learned_features import NUM_FEATURES
@@ -52,12 +53,12 @@ class LearnedModel:
         return Speeds(self.cost, self.cost_error)
 
 
-def train(observations: Sequence[Observation], max_draft_tokens: int = 8) -> LearnedModel:
+def train(observations: Sequence[Observation], max_draft_tokens: int = DEPTH) -> LearnedModel:
     """`fit` to a single run."""
     return fit([observations], max_draft_tokens)
 
 
-def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = 8) -> LearnedModel:
+def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = DEPTH) -> LearnedModel:
     """Fit acceptance and step time to runs, the observations of each in order.
 
     Raises `ConfigError` where there is too little to learn from.

@@ -13,6 +13,7 @@ from sdcontrol.core import Cost, FloatArray
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_acceptance import log_loss, reached
 from sdcontrol.policies.learned_cost import Run, is_timed
@@ -41,7 +42,7 @@ class HeldOut:
     online_step_log_error: float
 
 
-def report(model: LearnedModel, runs: Iterable[Run], max_draft_tokens: int = 8) -> HeldOut:
+def report(model: LearnedModel, runs: Iterable[Run], max_draft_tokens: int = DEPTH) -> HeldOut:
     """Score `model` on runs that it was not fitted to; estimators learn along, afresh in each.
 
     Raises `ConfigError` where there is nothing to score.
@@ -73,7 +74,7 @@ def summary(loss: FloatArray, errors: FloatArray) -> HeldOut:
     )
 
 
-def losses(model: LearnedModel, run: Run, max_draft_tokens: int = 8) -> FloatArray:
+def losses(model: LearnedModel, run: Run, max_draft_tokens: int = DEPTH) -> FloatArray:
     """Log loss of every verified draft token, `[tokens, 2]`: learned, online."""
     estimator, policy = AcceptanceEstimator(max_draft_tokens), Learned(model)
     found: list[FloatArray] = []

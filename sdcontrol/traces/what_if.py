@@ -13,6 +13,7 @@ import numpy as np
 from sdcontrol.controller import Controller
 from sdcontrol.core import Planner
 from sdcontrol.errors import CounterfactualError
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies import Policy, PolicyConfig
 from sdcontrol.policies.oracle import Oracle
 from sdcontrol.traces.acceptance_table import TABLE_NAME, AcceptanceTable
@@ -41,7 +42,7 @@ def simulate(
     *,
     slo: SLO | None = None,
     seed: int = 0,
-    max_draft_tokens: int = 8,
+    max_draft_tokens: int = DEPTH,
     start_seconds: float = 0.0,
 ) -> ReplayResult:
     """Decode `workload` to its end under `policy`, in simulated time.
@@ -85,7 +86,7 @@ def what_if(
         settings or settings_of(trace),
         slo=slo,
         seed=facts.seed if facts is not None else 0,
-        max_draft_tokens=facts.max_draft_tokens if facts is not None else 8,
+        max_draft_tokens=facts.max_draft_tokens if facts is not None else DEPTH,
         start_seconds=first.start_seconds if first is not None else 0.0,
     )
 

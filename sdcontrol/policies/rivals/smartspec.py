@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, FloatArray, Observation, Plan, family_of
 from sdcontrol.estimators.price import round_kv_tokens
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies.rivals.one_drafter import OneDrafter, OneDrafterConfig
 
 __all__ = ["SmartSpec", "SmartSpecConfig"]
@@ -26,7 +27,7 @@ class SmartSpecConfig(OneDrafterConfig):
     """`max_tokens` bounds the search."""
 
     kind: Literal["smartspec"] = "smartspec"
-    max_tokens: int = Field(default=8, ge=1)
+    max_tokens: int = Field(default=DEPTH, ge=1)
 
     def build(self) -> "SmartSpec":
         """The policy."""
