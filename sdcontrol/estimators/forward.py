@@ -120,7 +120,7 @@ class LearntForward:
         if changed:
             self._stairs.forget()
         elif is_plausible(seconds):
-            if is_familiar:  # at every load it is slower or faster then, measured lately or not
+            if is_familiar and expected > 0.0:  # what is not measured has changed as well
                 off = math.log(seconds / expected)
                 self._regression.rescale(math.exp(_FOLLOWS * min(max(off, -_MOST_OFF), _MOST_OFF)))
             fitted = self._regression.predict(features)
