@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from math import floor
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -139,6 +139,26 @@ def simulated_regret() -> str:
         figures = (f"{value:.3f}" for value in (min(fixed), median(fixed), min(off)))
         rows.append((machine or "all", len(mine), *figures))
     heads = ("machine", "cells", "over the best fixed, least", "median", "over off, least")
+    return f"{table(heads, rows)}\n\n{made(found)}"
+
+
+def closed_batches() -> str:
+    """Simulated machines, means of seeds; live cells with their intervals."""
+    found = results("closed_batches")
+    rows = []
+    simulated = [row for row in found["results"] if row["is_simulated"]]
+    keys = ("goodput_over_best_fixed", "goodput_over_each_step_alone", "goodput_over_off")
+    for name in dict.fromkeys(row["name"] for row in simulated):
+        mine = [row for row in simulated if row["name"] == name]
+        best = ", ".join(dict.fromkeys(row["best_fixed"] for row in mine))
+        means = (f"{fmean(row[key] for row in mine):.3f}" for key in keys)
+        rows.append((name, "simulated", best, *means))
+    for row in found["results"]:
+        if not row["is_simulated"]:
+            live = [row[key.replace("_over_", "_to_")] for key in keys]
+            words = (f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in live)
+            rows.append((row["name"], "live", row["best_fixed"], *words))
+    heads = ("batch", "", "best fixed", "of best fixed", "of each step alone", "of off")
     return f"{table(heads, rows)}\n\n{made(found)}"
 
 
@@ -357,6 +377,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         policies,
         acceptance,
         simulated_regret,
+        closed_batches,
         regret,
         learned,
         replay,

@@ -14,7 +14,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,11 @@ FIXED: dict[str, object] = {
     },
 }
 BATCH_SIZES = (1, 4, 16, 32)
+ADAPTIVE, ALONE = "goodput", "each step alone"
 _PROMPT_TOKENS = 200
 _OUTPUT_TOKENS = 128
 _NOISE = 0.05
+_CLOSED_BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,45 @@ def measure(machine: str, batch: int, kind: str, seed: int) -> dict[str, object]
         "goodput_over_best_fixed": adaptive / rates[best],
         "goodput_over_off": adaptive / rates["off"],
     }
+
+
+def measure_closed(machine: str, batch: int, kind: str, seed: int) -> dict[str, object]:
+    """The same where nothing follows a batch: eight, each decoded to its end before the next begins.
+
+    Beside the fixed settings, `goodput` that maximises the tokens of each step alone.
+    """
+    specs = {**FIXED, ADAPTIVE: ADAPTIVE, ALONE: {"kind": "goodput", "waits_for_slowest": False}}
+    rates = {name: _closed_rate(spec, machine, batch, kind, seed) for name, spec in specs.items()}
+    best = max(FIXED, key=lambda name: rates[name])
+    return {
+        "machine": machine,
+        "batch_size": batch,
+        "kind": kind,
+        "best_fixed": best,
+        "best_fixed_over_off": rates[best] / rates["off"],
+        "goodput_over_best_fixed": rates[ADAPTIVE] / rates[best],
+        "goodput_over_off": rates[ADAPTIVE] / rates["off"],
+        "goodput_over_each_step_alone": rates[ADAPTIVE] / rates[ALONE],
+    }
+
+
+def _closed_rate(policy: object, machine: str, batch: int, kind: str, seed: int) -> float:
+    """Tokens per second of whole batches, prompts left out."""
+    times = NoisyTimes(CostTimes(MACHINES[machine]), relative_noise=_NOISE, seed=seed)
+    settings = SimulationSettings(
+        max_batch_size=batch, max_prefill_tokens=4096, prefix_sharing=False
+    )
+    controller, tokens, seconds = Controller(policy), 0, 0.0  # type: ignore[arg-type]
+    for block in range(_CLOSED_BATCHES):
+        requests = list(_workload(kind, batch, seed + _CLOSED_BATCHES * block))[:batch]
+        named = [replace(request, id=f"{block}-{request.id}") for request in requests]
+        simulation = Simulation(Workload.of(kind, named), controller, times, settings)
+        while simulation.has_work:
+            step = simulation.step()
+            if not step.view.prefill_tokens:
+                tokens += sum(step.emitted)
+                seconds += step.timing.total_seconds
+    return tokens / seconds
 
 
 def _rate(policy: object, machine: str, workload: Workload, batch: int, seed: int) -> float:

@@ -80,6 +80,7 @@ class BatchView:
     requests: tuple[RequestView, ...]
     free_kv_tokens: int  # draft slots that all requests together may use
     prefill_tokens: int = 0  # prompt tokens computed in the same step
+    others_wait: bool = False  # for the places of those that end; False: none does, or nobody knows
     _columns: object = field(default=None, init=False, repr=False, compare=False)  # see `columns`
 
 

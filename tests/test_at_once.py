@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sdcontrol.columns import columns_of
 from sdcontrol.controller import Controller
 from sdcontrol.core import (
     BatchView,
@@ -17,7 +18,9 @@ from sdcontrol.core import (
 )
 from sdcontrol.policies.at_once import answer_at_once, refine_at_once
 from sdcontrol.policies.maximise import maximise
-from sdcontrol.policies.reading import read, read_drafted
+from sdcontrol.policies.problem import Answer, Problem
+from sdcontrol.policies.reading import least_seconds, read, read_drafted
+from sdcontrol.policies.worth import SAME, Pace, tokens_of, weigh_all
 
 ARMS = ("draft_model", "ngram", "sparse_kv:128", "ngram:b", "sparse_kv:64")
 HORIZON = 64
@@ -39,6 +42,26 @@ def drawn_view(rng: np.random.Generator, step: int, batch: int) -> BatchView:
             RequestView(str(r), int(rng.integers(8, 4000)), step, left, 0.0, menu, told)
         )
     return BatchView(step, tuple(requests), int(rng.choice([0, 3, 40, 10000])))
+
+
+def drawn_pace(step: int, batch: int) -> Pace:
+    """Requests that came at any time, and are replaced or not; now and then nothing is known."""
+    rng = np.random.default_rng((step, batch))
+    if rng.random() < 0.3:
+        return SAME
+    came, left = rng.integers(0, step + 1, batch), 500 + rng.integers(0, 4 * step + 1, batch)
+    facts = float(step), rng.uniform(1.0, 5.0), rng.uniform(0.0, 6.0), rng.uniform(0.0, 0.9)
+    return came.astype(np.float64), left.astype(np.float64), facts
+
+
+def weighed(problem: Problem, view: BatchView, belief: Belief, pace: Pace) -> Problem:
+    least = least_seconds(problem, view, belief.cost)
+    return weigh_all(problem, least, columns_of(view).remaining_tokens, pace)
+
+
+def one_by_one(problem: Problem, view: BatchView, belief: Belief, pace: Pace) -> Answer:
+    answer = maximise(weighed(problem, view, belief, pace))
+    return answer._replace(gain=tokens_of(problem, answer))
 
 
 def outcome(rng: np.random.Generator, controller: Controller, view: BatchView) -> Observation:
@@ -64,14 +87,15 @@ def test_one_call_answers_what_the_steps_one_by_one_answer(
     for step in range(60):
         view = drawn_view(rng, step, batch)
         belief = controller.belief(view)
-        answered = answer_at_once(view, belief, HORIZON)
+        pace = drawn_pace(step, batch)
+        answered = answer_at_once(view, belief, HORIZON, pace)
         problem = read(view, belief, HORIZON)
         if answered is None:
             assert problem is None
             continue
         num_answered += 1
         assert problem is not None
-        expected, answer = maximise(problem), answered.answer
+        expected, answer = one_by_one(problem, view, belief, pace), answered.answer
         assert answered.arms == problem.arms
         assert answered.lengths == problem.lengths
         assert answer.arm.tolist() == expected.arm.tolist()
@@ -101,12 +125,14 @@ def test_one_call_refines_as_the_steps_one_by_one_do(batch: int) -> None:
         for arm in slowly:
             np.testing.assert_allclose(survival[arm], slowly[arm], rtol=1e-12)
         given = Belief(survival, belief.cost)
-        lengths = refine_at_once(view, plan, drafted, given)
+        pace = drawn_pace(step, batch)
+        lengths = refine_at_once(view, plan, drafted, given, pace)
         problem = read_drafted(view, plan, drafted, Belief(slowly, belief.cost))
         if plan.is_off or problem is None:
             assert lengths is None
         else:
-            assert lengths == maximise(problem).length.tolist()
+            answer = maximise(weighed(problem, view, belief, pace))
+            assert lengths == answer.length.tolist()
             num_shortened += lengths != [c.num_draft_tokens for c in plan.choices]
         controller.observe(outcome(rng, controller, view))
     assert num_shortened > 10

@@ -113,6 +113,13 @@ def test_the_prefill_budget_goes_to_the_oldest_first() -> None:
     assert scheduler.num_waiting == 1
 
 
+def test_a_batch_says_whether_others_wait_for_a_place() -> None:
+    scheduler = make_scheduler(max_batch_size=1)
+    for name in "ab":
+        scheduler.submit(make_request(name, 1, 2))
+    assert [run_step(scheduler).others_wait for _ in range(2)] == [True, False]
+
+
 def test_decoding_goes_on_beside_a_prefill() -> None:
     scheduler = make_scheduler(max_prefill_tokens=8)
     scheduler.submit(make_request("a", 3, 30))

@@ -68,7 +68,7 @@ def recorded_steps(draw: st.DrawFn) -> RecordedStep:
         st.none() | st.just(_row(draw, rows, st.lists(_FLOATS, max_size=4).map(tuple)))
     )
     observation = Observation(
-        view=BatchView(draw(_COUNTS), requests, draw(_COUNTS), draw(_COUNTS)),
+        view=BatchView(draw(_COUNTS), requests, draw(_COUNTS), draw(_COUNTS), draw(st.booleans())),
         plan=plan,
         drafted=_row(draw, rows, _FEW),
         proposed=_row(draw, rows, _FEW),

@@ -52,6 +52,7 @@ class Case:
     is_workload: bool = False
     sparse_budget: int = 128
     shares_prompts: bool = False  # phases decode the first requests of the largest one
+    is_closed: bool = False  # requests that end are not followed by others
 
     @property
     def work(self) -> tuple[float, ...]:
@@ -99,6 +100,17 @@ CELLS: tuple[Case, ...] = (
     _cell(32, 256, "mixed", "large", tokens=48),
     _cell(32, 2048, "code", "large", tokens=32),
 )
+
+
+CLOSED: tuple[Case, ...] = tuple(
+    replace(case, name=f"closed-{case.name}", phases=case.phases[:1], blocks=20, is_closed=True)
+    for case in (
+        _cell(8, 256, "mixed", "bundled", tokens=96, dtype="float32"),
+        _cell(8, 256, "mixed", "large", tokens=48),
+        _cell(16, 256, "mixed", "large", tokens=48),
+    )
+)
+"""Batches that nothing follows, see `benchmarks.closed_batches`."""
 
 
 def _workload(name: str, phases: list[PhaseSpec], *, tokens: int) -> Case:

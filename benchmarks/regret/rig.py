@@ -108,7 +108,8 @@ class Rig:
         """Decode a phase at its batch size, from its contexts; the first admission is not timed.
 
         A request that ends begins again, so that no arm is measured by its slowest request, at a
-        batch that shrinks; `tokens` per request (the case's, by default), stretched, are decoded in all.
+        batch that shrinks, unless the case is closed; `tokens` per request (the case's, by default),
+        stretched, are decoded in all.
         """
         self._put_in(arm)
         gc.collect()
@@ -122,19 +123,26 @@ class Rig:
         timed, shares = EngineStats(), []
         target = len(prompts) * length
         started = time.perf_counter()
-        while timed.emitted < target:
+        while engine.has_work if self.case.is_closed else timed.emitted < target:
             observation = engine.step()
             timed.add(observation)
             shares.append(_controller_share(observation))
-            for name in [name for name in slots if name not in engine.requests]:
-                index = slots.pop(name) + len(prompts)  # the same request of the next turn
-                prompt = prompts[index % len(prompts)]
-                slots[self._submit(prompt, index, block, length)] = index
-            self._keep_to_themselves(slots)
+            if not self.case.is_closed:
+                self._begin_again(slots, prompts, block, length)
         seconds = time.perf_counter() - started
         self._drop(slots)
         outputs = tuple(tuple(request.output) for request in requests)
         return Run(timed.emitted, seconds, timed, tuple(shares), outputs)
+
+    def _begin_again(
+        self, slots: dict[str, int], prompts: list[Prompt], block: int, length: int
+    ) -> None:
+        """Requests that ended, as those of the next turn."""
+        for name in [name for name in slots if name not in self.engine.requests]:
+            index = slots.pop(name) + len(prompts)
+            prompt = prompts[index % len(prompts)]
+            slots[self._submit(prompt, index, block, length)] = index
+        self._keep_to_themselves(slots)
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in names:

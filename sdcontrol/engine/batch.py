@@ -55,6 +55,7 @@ class Batch:
 
     def __init__(self, scheduled: ScheduledBatch, live: Mapping[str, Request]) -> None:
         self.prefill_tokens = scheduled.prefill_tokens
+        self.others_wait = scheduled.others_wait
         self.decoding = [Piece(live[row.request.id], 1, True) for row in scheduled.decoding]
         self.pieces = self.decoding + [
             Piece(live[row.request.id], row.num_new_tokens, row.completes)
@@ -73,6 +74,7 @@ class Batch:
             requests=tuple(_view(piece.request, drafting) for piece in self.decoding),
             free_kv_tokens=free_kv_tokens,
             prefill_tokens=self.prefill_tokens,
+            others_wait=self.others_wait,
         )
 
     def take(self, drafts: Sequence[Draft], choices: Sequence[Choice]) -> None:

@@ -17,12 +17,13 @@ from sdcontrol.core import BatchView, Belief, FloatArray, Plan
 from sdcontrol.estimators.confidence import GIVEN, Given, condition
 from sdcontrol.estimators.correction import CORRECTION, Correction, correct
 from sdcontrol.estimators.price import has_terms
-from sdcontrol.estimators.pricing import PRICING, tabled
+from sdcontrol.estimators.pricing import PRICING, read_off, tabled
 from sdcontrol.estimators.survival import TERMS, Survival, Terms, believe
 from sdcontrol.policies.maximise import search
 from sdcontrol.policies.posing import pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray
 from sdcontrol.policies.reading import layout_of, rows_of
+from sdcontrol.policies.worth import PACE, SAME, Pace, weigh
 
 __all__ = ["Answered", "answer_at_once", "refine_at_once"]
 
@@ -51,7 +52,9 @@ class Answered(NamedTuple):
     prices: tuple[float, float, int]  # of no drafts and of the most, in seconds; how many those are
 
 
-def answer_at_once(view: BatchView, belief: Belief, horizon_tokens: int) -> Answered | None:
+def answer_at_once(
+    view: BatchView, belief: Belief, horizon_tokens: int, pace: Pace = SAME
+) -> Answered | None:
     """What `maximise(read(...))` answers; None where it has to be asked."""
     survival, cost, said = belief.survival, belief.cost, said_of(view)
     if view.prefill_tokens or not isinstance(survival, Survival) or not has_terms(cost):
@@ -62,7 +65,7 @@ def answer_at_once(view: BatchView, belief: Belief, horizon_tokens: int) -> Answ
     prices = cost.terms(said.kv_tokens, len(view.requests), layout.families)
     arm, length, numbers, most = _answer(
         (said.values, said.is_allowed),
-        (survival.terms, survival.correction),
+        (survival.terms, survival.correction, pace),
         (layout.rows, layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
         (prices.beside, float(said.kv_tokens), view.free_kv_tokens, horizon_tokens),
@@ -75,7 +78,7 @@ def answer_at_once(view: BatchView, belief: Belief, horizon_tokens: int) -> Answ
 
 
 def refine_at_once(
-    view: BatchView, plan: Plan, drafted: Sequence[int], belief: Belief
+    view: BatchView, plan: Plan, drafted: Sequence[int], belief: Belief, pace: Pace = SAME
 ) -> list[int] | None:
     """The lengths that `maximise(read_drafted(...))` answers; None where it has to be asked."""
     survival, cost, said = belief.survival, belief.cost, said_of(view)
@@ -89,7 +92,7 @@ def refine_at_once(
     planned = [choice.num_draft_tokens for choice in plan.choices]
     length, seconds = _refined(
         ((said.values, said.is_allowed), (np.array(planned), np.array(drafted))),
-        (survival.terms, survival.confidence),
+        (survival.terms, survival.confidence, pace),
         (rows_of(layout.arms, survival.arms), layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
         (prices.beside, float(said.kv_tokens), view.free_kv_tokens),
@@ -112,18 +115,18 @@ def _believe(
 @compiled(
     "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
     "Tuple((float64[::1], boolean[:,::1])), "
-    f"Tuple(({TERMS}, {CORRECTION})), UniTuple(int64[::1], 3), {_PRICES}, "
+    f"Tuple(({TERMS}, {CORRECTION}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
     "Tuple((float64, float64, int64, int64)))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
-    believed: tuple[Terms, Correction],
+    believed: tuple[Terms, Correction, Pace],
     layout: tuple[IntArray, IntArray, IntArray],  # rows, budgets, family
     prices: _Prices,
     numbers: tuple[float, float, int, int],  # seconds beside, KV tokens, most drafts, horizon
 ) -> tuple[IntArray, IntArray, tuple[float, float, float, float], int]:
     """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are."""
-    (terms, correction), (rows, _, family) = believed, layout
+    (terms, correction, pace), (rows, _, family) = believed, layout
     kept, weights, coefficients, edges, lines = prices
     beside, kv_tokens, most_drafts, horizon = numbers
     (context, remaining, limit, match, confidence, lagging), offered = _believe(said, terms)
@@ -137,28 +140,33 @@ def _answer(
     gain, limits, reads, _, most_tokens = posed
     load = kv_tokens, float(len(context))
     asked = edges, load[1], max(min(most_tokens, most_drafts), 0), beside
-    verify, _ = tabled(kept, weights, coefficients, load, asked)
+    verify, grid = tabled(kept, weights, coefficients, load, asked)
     drafted = np.zeros(len(rounds), np.int64)
-    problem = gain, limits, family, verify, rounds, reads, catch_up, drafted
-    arm, length, tokens, seconds = search(problem, 0.0, False)
+    one = read_off((kept[0], grid, edges), 1.0, 0, beside)
+    weighed = weigh(gain, (verify, one[0]), remaining, pace)
+    problem = weighed, limits, family, verify, rounds, reads, catch_up, drafted
+    arm, length, _, seconds = search(problem, 0.0, False)
+    tokens = float(len(arm))
+    for r in range(len(arm)):
+        tokens += gain[arm[r], r, length[r]]
     return arm, length, (tokens, seconds, verify[0], verify[-1]), len(verify) - 1
 
 
 @compiled(
     "Tuple((int64[::1], float64))("
     "Tuple((Tuple((float64[::1], boolean[:,::1])), UniTuple(int64[::1], 2))), "
-    f"Tuple(({TERMS}, {GIVEN})), UniTuple(int64[::1], 3), {_PRICES}, "
+    f"Tuple(({TERMS}, {GIVEN}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
     "Tuple((float64, float64, int64)))"
 )
 def _refined(
     said: tuple[tuple[FloatArray, NDArray[np.bool_]], tuple[IntArray, IntArray]],
-    believed: tuple[Terms, Given],
+    believed: tuple[Terms, Given, Pace],
     layout: tuple[IntArray, IntArray, IntArray],  # rows among the view's, budgets, family
     prices: _Prices,
     numbers: tuple[float, float, int],  # seconds beside, KV tokens, most drafts
 ) -> tuple[IntArray, float]:
     """Lengths, of planned and drafted ones, and the seconds of the step."""
-    (terms, given), (rows, budgets, family), (planned, drafted) = believed, layout, said[1]
+    (terms, given, pace), (rows, budgets, family), (planned, drafted) = believed, layout, said[1]
     kept, weights, coefficients, edges, lines = prices
     beside, kv_tokens, most_drafts = numbers
     (context, remaining, _, _, _, _), offered = _believe(said[0], terms)
@@ -177,7 +185,9 @@ def _refined(
     done, seconds = spent(rounds, family, arm, drafted)
     load = kv_tokens, float(len(context))
     asked = edges, load[1], max(min(planned.sum(), most_drafts), 0), beside + seconds
-    verify, _ = tabled(kept, weights, coefficients, load, asked)
-    problem = posed[0], posed[1], family, verify, rounds, posed[2], catch_up, done
+    verify, grid = tabled(kept, weights, coefficients, load, asked)
+    one = read_off((kept[0], grid, edges), 1.0, 0, beside + seconds)
+    weighed = weigh(posed[0], (verify, one[0]), remaining, pace)
+    problem = weighed, posed[1], family, verify, rounds, posed[2], catch_up, done
     _, length, _, seconds = search(problem, 0.0, False)
     return length, seconds

@@ -8,13 +8,21 @@ from typing import Literal
 
 from pydantic import Field
 
+from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
 from sdcontrol.policies.at_once import Answered, answer_at_once, refine_at_once
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing, is_probe
 from sdcontrol.policies.problem import Problem
-from sdcontrol.policies.reading import read, read_drafted, to_choices, without_prefill
+from sdcontrol.policies.reading import (
+    least_seconds,
+    read,
+    read_drafted,
+    to_choices,
+    without_prefill,
+)
+from sdcontrol.policies.worth import SAME, Pace, Worth, tokens_of, weigh_all
 
 __all__ = ["Goodput", "GoodputConfig"]
 
@@ -22,23 +30,34 @@ _MEMORY_BOUND, _COMPUTE_BOUND = 0.25, 0.75  # a further token's price in average
 
 
 class GoodputConfig(PolicyConfig):
-    """No setting needs tuning; `probe_share=0` never tries an arm that is off."""
+    """No setting needs tuning; `probe_share=0` never tries an arm that is off.
+
+    `waits_for_slowest=False` maximises the tokens of each step alone, also where requests that end are not
+    replaced: a batch that is decoded to its end then waits longer for its slowest request.
+    """
 
     kind: Literal["goodput"] = "goodput"
     probe_share: float = Field(default=0.01, ge=0.0, le=0.1)
     probe_tokens: int = Field(default=3, ge=1)
     catch_up_horizon_tokens: int = Field(default=64, ge=1)
+    waits_for_slowest: bool = True
 
     def build(self) -> "Goodput":
         """The policy."""
-        return Goodput(self.probe_share, self.probe_tokens, self.catch_up_horizon_tokens)
+        return Goodput(
+            self.probe_share,
+            self.probe_tokens,
+            self.catch_up_horizon_tokens,
+            waits_for_slowest=self.waits_for_slowest,
+        )
 
 
 class Goodput(Policy):
     """Maximises gain / step; beside a prefill chunk, gain - (tokens per second without it) * step.
 
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
-    time. A catch-up is spread over at most `catch_up_horizon_tokens`.
+    time. A catch-up is spread over at most `catch_up_horizon_tokens`. Where `waits_for_slowest` and
+    requests that end are not replaced, a token counts by what it saves of the batch's time (`worth`).
     """
 
     refines_by_confidence = True
@@ -48,8 +67,11 @@ class Goodput(Policy):
         probe_share: float = 0.01,
         probe_tokens: int = 3,
         catch_up_horizon_tokens: int = 64,
+        *,
+        waits_for_slowest: bool = True,
     ) -> None:
         self.catch_up_horizon_tokens = catch_up_horizon_tokens
+        self.worth = Worth() if waits_for_slowest else None
         self.probing = Probing(probe_share, probe_tokens, catch_up_horizon_tokens)
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
@@ -57,17 +79,20 @@ class Goodput(Policy):
         if not view.requests:
             return Plan.off(view)
         horizon, may_probe = self.catch_up_horizon_tokens, self.probing.looks(view)
-        answered = None if may_probe else answer_at_once(view, belief, horizon)
+        pace = self._pace(view)
+        answered = None if may_probe else answer_at_once(view, belief, horizon, pace)
         if answered is not None:
             return _plan(answered)
         problem = read(view, belief, horizon)
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
-        answer = maximise(problem, _rate(view, belief, problem))
+        weighed = _weighed(problem, view, belief, pace)
+        answer = maximise(weighed, _rate(view, belief, weighed))
         verify = problem.verify
         prices = verify.item(0), verify.item(-1), len(verify) - 1
-        plan = _plan(Answered(problem.arms, problem.lengths, answer, prices))
-        return self.probing.probe(view, plan, problem, answer) if may_probe else plan
+        told = answer if weighed is problem else answer._replace(gain=tokens_of(problem, answer))
+        plan = _plan(Answered(problem.arms, problem.lengths, told, prices))
+        return self.probing.probe(view, plan, weighed, answer) if may_probe else plan
 
     def may_repeat(self, plan: Plan) -> bool:
         """Whether `plan` may stand for another step; one that tries an arm may not."""
@@ -82,12 +107,14 @@ class Goodput(Policy):
         drafted = [len(tokens) for tokens in confidence]
         if plan.is_off or not any(drafted):
             return plan
-        length = refine_at_once(view, plan, drafted, belief)
+        pace = self._pace(view)
+        length = refine_at_once(view, plan, drafted, belief, pace)
         if length is None:
             problem = read_drafted(view, plan, drafted, belief)
             if problem is None:
                 return plan
-            length = maximise(problem, _rate(view, belief, problem)).length.tolist()
+            weighed = _weighed(problem, view, belief, pace)
+            length = maximise(weighed, _rate(view, belief, weighed)).length.tolist()
         if all(n == c.num_draft_tokens for n, c in zip(length, plan.choices, strict=True)):
             return plan
         choices = tuple(
@@ -97,8 +124,20 @@ class Goodput(Policy):
         return Plan(choices, plan.reason)
 
     def update(self, observation: Observation) -> None:
-        """Keep what probes may cost."""
+        """Keep what probes may cost, and who ends when."""
         self.probing.update(observation)
+        if self.worth is not None:
+            self.worth.update(observation)
+
+    def _pace(self, view: BatchView) -> Pace:
+        return SAME if self.worth is None else self.worth.pace(view)
+
+
+def _weighed(problem: Problem, view: BatchView, belief: Belief, pace: Pace) -> Problem:
+    if pace is SAME:
+        return problem
+    least = least_seconds(problem, view, belief.cost)
+    return weigh_all(problem, least, columns_of(view).remaining_tokens, pace)
 
 
 def _rate(view: BatchView, belief: Belief, problem: Problem) -> float | None:

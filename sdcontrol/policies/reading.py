@@ -19,6 +19,7 @@ from sdcontrol.policies.problem import Answer, IntArray, Problem
 __all__ = [
     "Layout",
     "layout_of",
+    "least_seconds",
     "read",
     "read_drafted",
     "rows_of",
@@ -110,6 +111,12 @@ def read_drafted(
     done, seconds = spent(rounds, layout.family, arm, np.array(drafted, dtype=np.int64))
     verify = _verify(view, belief.cost, view.prefill_tokens, int(planned.sum())) + seconds
     return Problem(layout.arms, gain, limit, layout.family, verify, rounds, reads, catch_up, done)
+
+
+def least_seconds(problem: Problem, view: BatchView, cost: Cost) -> float:
+    """A step of the same KV tokens with a single token to compute, after the same drafting."""
+    drafting = problem.verify[0] - _verify(view, cost, view.prefill_tokens, 0)[0]
+    return float(_verify(view, cost, 1 - len(view.requests), 0)[0] + drafting)
 
 
 def without_prefill(problem: Problem, view: BatchView, cost: Cost) -> Problem:

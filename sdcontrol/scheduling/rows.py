@@ -50,11 +50,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step: rows oldest first; who lost its blocks for it, youngest first."""
+    """One step: rows oldest first; who lost its blocks for it, youngest first; whether any wait."""
 
     decoding: tuple[Row, ...]
     prefilling: tuple[Row, ...]
     preempted: tuple[ScheduledRequest, ...]
+    others_wait: bool = False
 
     @property
     def prefill_tokens(self) -> int:

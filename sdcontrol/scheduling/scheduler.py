@@ -117,7 +117,8 @@ class Scheduler:
                 decoding.append(rows[admitted.id])
             else:
                 budget -= _append_chunk(prefilling, admitted, budget)
-        return ScheduledBatch(tuple(decoding), tuple(prefilling), tuple(preempted))
+        waits = bool(self._waiting)
+        return ScheduledBatch(tuple(decoding), tuple(prefilling), tuple(preempted), waits)
 
     def free_draft_tokens(self, batch: ScheduledBatch) -> int:
         """The most draft tokens that fit however they are spread over the decoding rows.

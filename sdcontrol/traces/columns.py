@@ -1,8 +1,7 @@
 """Steps and requests as Arrow tables, and back, bit for bit.
 
-Knows the values and their columns; nothing of files. A step is one row. What a step says of each of
-its requests is a list column; lists of lists hold what has several values per request. Values are
-gathered for a whole batch of steps into flat lists first, since Arrow takes those fastest.
+Knows nothing of files. A step is one row; what it says of each request is a list column, of lists where there are
+several values. Values are gathered for a whole batch of steps into flat lists first: Arrow takes those fastest.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,7 @@ from itertools import accumulate, chain
 import pyarrow as pa
 
 from sdcontrol.core import Choice, Observation, Plan
-from sdcontrol.traces.schema import RecordedStep, Refinement, RequestRecord
+from sdcontrol.traces.schema import OTHERS_WAIT, RecordedStep, Refinement, RequestRecord
 
 __all__ = ["REQUESTS", "STEPS", "requests_table", "steps_table"]
 
@@ -81,6 +80,7 @@ STEPS = pa.schema(
         _required("refine_confidence", _lists(_FLOAT, 2)),
         _required("refine_given_tokens", _lists(_INT, 2)),
         _required("refine_kept_tokens", _lists(_INT, 2)),
+        _optional(OTHERS_WAIT, _BOOL),
     ]
 )
 
@@ -141,6 +141,7 @@ def _view_columns(observations: Sequence[Observation]) -> dict[str, pa.Array]:
         "step": pa.array([view.step for view in views], _INT),
         "free_kv_tokens": pa.array([view.free_kv_tokens for view in views], _INT),
         "prefill_tokens": pa.array([view.prefill_tokens for view in views], _INT),
+        OTHERS_WAIT: pa.array([view.others_wait for view in views], _BOOL),
         "request_id": _list_array(ends, _interned([r.id for r in requests], _TEXT)),
         "context_tokens": per_request([r.context_tokens for r in requests], _INT),
         "generated_tokens": per_request([r.generated_tokens for r in requests], _INT),

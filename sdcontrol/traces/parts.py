@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sdcontrol.errors import SdcontrolError, TraceError
-from sdcontrol.traces.schema import FileFacts
+from sdcontrol.traces.schema import OTHERS_WAIT, FileFacts
 
 __all__ = ["Part", "digest_of", "find_parts", "open_table", "parquet_options", "reading"]
 __all__ += ["replace_file", "write_part"]
@@ -123,7 +123,8 @@ def open_table(part: Part, schema: pa.Schema, *, place: Mapping[str, object]) ->
         raise TraceError(f"{path} is damaged: its digest is not the recorded one; restore it")
     with reading(path):
         file = pq.ParquetFile(path, page_checksum_verification=True)
-        if not file.schema_arrow.equals(schema):
+        earlier = pa.schema([column for column in schema if column.name != OTHERS_WAIT])
+        if file.schema_arrow not in (schema, earlier):
             raise TraceError(f"{path} has other columns than this version of sdcontrol writes")
         known = json.loads((file.metadata.metadata or {}).get(_KEY.encode(), b"{}"))
         if any(known.get(key) != value for key, value in place.items()):

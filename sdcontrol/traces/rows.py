@@ -22,7 +22,13 @@ from sdcontrol.core import (
     Timing,
 )
 from sdcontrol.errors import TraceError
-from sdcontrol.traces.schema import RecordedStep, Refinement, RequestRecord, check_rows
+from sdcontrol.traces.schema import (
+    OTHERS_WAIT,
+    RecordedStep,
+    Refinement,
+    RequestRecord,
+    check_rows,
+)
 
 __all__ = ["read_requests", "read_steps"]
 
@@ -69,6 +75,7 @@ def _observation(row: _Row) -> Observation:
             requests=tuple(_requests(row)),
             free_kv_tokens=row["free_kv_tokens"],
             prefill_tokens=row["prefill_tokens"],
+            others_wait=bool(row.get(OTHERS_WAIT)),
         ),
         plan=Plan(_choices(row["choice_drafter"], row["choice_tokens"]), row["reason"]),
         drafted=row["drafted"],

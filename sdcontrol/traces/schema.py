@@ -14,6 +14,7 @@ from sdcontrol.errors import TraceError
 from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = [
+    "OTHERS_WAIT",
     "SCHEMA_VERSION",
     "ControllerFacts",
     "FileFacts",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION: Literal[1] = 1
+OTHERS_WAIT = "others_wait"  # a column of steps that traces from before it was recorded lack
 
 
 class _Record(BaseModel):

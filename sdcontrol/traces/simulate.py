@@ -176,6 +176,7 @@ class Simulation:
             requests=tuple([self._view_of(request) for request in live]),
             free_kv_tokens=self._scheduler.free_draft_tokens(batch),
             prefill_tokens=batch.prefill_tokens if batch.prefilling else 0,
+            others_wait=batch.others_wait,
         )
 
     def _view_of(self, live: LiveRequest) -> RequestView:
