@@ -46,7 +46,9 @@ class Worth:
 
     def __init__(self) -> None:
         self._ids: list[str] = []
-        self._came: dict[str, tuple[int, int]] = {}  # the step, and the tokens that remained then
+        self._came: dict[
+            str, tuple[float, float]
+        ] = {}  # the step, and the tokens that remained then
         self._since: tuple[FloatArray, FloatArray] = _NOBODY, _NOBODY  # the same as arrays
         self._vacant: list[int] = []  # steps at which places became free
         self._replaced, self._left_free = 0.0, 1.0  # places, the early ones fading
@@ -167,8 +169,8 @@ def weigh(
     return scaled
 
 
-def _arrays(view: BatchView, came: dict[str, tuple[int, int]]) -> tuple[FloatArray, FloatArray]:
-    def since(request: RequestView) -> tuple[int, int]:
+def _arrays(view: BatchView, came: dict[str, tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
+    def since(request: RequestView) -> tuple[float, float]:
         return came.get(request.id) or (view.step, request.remaining_tokens)
 
     known = np.array([since(request) for request in view.requests], np.float64).reshape(-1, 2)
