@@ -7,16 +7,16 @@ and passes each recorded observation's faults to `plan`.
 """
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
-from sdcontrol.estimators.cost import OnlineCost, Prediction
-from sdcontrol.estimators.merging import typical
+from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.survival import Survival, finite
+from sdcontrol.lessons import Lessons
 from sdcontrol.logs import EventLog
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.waiting import Waiting
@@ -102,8 +102,7 @@ class Controller:
         self._pending: list[str] = []
         self._fault_steps: list[int] = []
         self._believed: tuple[BatchView, Belief] | None = None
-        self._unlearnt: list[Observation] = []  # whose outcomes wait
-        self._untimed: deque[Observation] = deque(maxlen=16)  # since costs were learnt last
+        self._lessons = Lessons(self.acceptance, self.cost)
         self._waiting = Waiting(max_draft_tokens)
         self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
         self._may_repeat: Callable[[Plan], bool] | None = getattr(self.policy, "may_repeat", None)
@@ -211,24 +210,10 @@ class Controller:
             return False
 
     def _learn(self, observation: Observation) -> None:
-        """Outcomes of all that waited, costs from one of them; or one of the two, or neither."""
-        self._unlearnt.append(observation)
-        self._untimed.append(observation)
-        last: Prediction | None = getattr(self.cost, "last_prediction", None)
-        error = abs(last.log_error) if last is not None else 0.0
-        may_repeat = self._may_stand(observation)
-        outcomes, costs = self._waiting.observe(observation, may_repeat=may_repeat, error=error)
-        if outcomes:
-            waiting, self._unlearnt = self._unlearnt, []
-            if type(self.acceptance) is AcceptanceEstimator:  # which takes them at once
-                self.acceptance.update_all(waiting)
-            else:
-                for one in waiting:
-                    self.acceptance.update(one)
-        if costs:
-            if hasattr(self.cost, "update"):
-                self.cost.update(typical(self._untimed))
-            self._untimed.clear()
+        """As much of what the steps so far teach as is due, which may be nothing."""
+        may_repeat, error = self._may_stand(observation), self._lessons.cost_error
+        parts = self._waiting.observe(observation, may_repeat=may_repeat, error=error)
+        self._lessons.take(observation, parts)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

@@ -2,22 +2,26 @@
 
 Three things. Learning who accepts what: several steps at once take less than several times as long as
 one, since what a forward pushed out of the caches is fetched once. Learning what steps cost, which
-changes slowly: never in the same step, which would take too long then. And planning: where hints say of
-each of a few requests what they said a few steps ago, each gets what it was given then, and a longer
-match than one that was given all that it could, as much.
+changes slowly. Either is done by halves, in two steps, and never both in one step, which would take too
+long. And planning: where hints say of each of a few requests what they said a few steps ago, each gets
+what it was given then, and a longer match than one that was given all that it could, as much.
 Knows nothing of what is learnt or how a plan is made. A fold over observations, like all that decides:
 how long the controller took is what they say, never measured again.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView
 from sdcontrol.estimators.hints import bucket_of_match
 
-__all__ = ["Waiting"]
+__all__ = ["COSTS", "OUTCOMES", "Part", "Waiting"]
+
+Part = Literal["read outcomes", "learn outcomes", "judge costs", "learn costs"]
+OUTCOMES: tuple[Part, ...] = ("read outcomes", "learn outcomes")
+COSTS: tuple[Part, ...] = ("judge costs", "learn costs")
 
 _FIRST_STEPS = 32  # of a controller, each of which is news
 _MOST_NEWS = 8  # observations that wait, the last one included
@@ -64,22 +68,25 @@ class Waiting:
         self._made: dict[_Key, dict[_Matches, _Made]] = {}
         self._keyed: tuple[BatchView, list[tuple[_Key, _Matches]]] | None = None  # see `_said`
         self._num_learnt = 0
+        self._settles = False  # what was learnt last makes choices stale from the next step on
+        self._half: tuple[Part, ...] = ()  # what is still to be done of what was begun
+        self._num_held = 0  # steps for which that has been put off
         self._num_waiting, self._num_news = 0, 0  # observations; those that are news
         self._num_rows = 0  # requests of those that wait
         self._is_news = True  # the last one
-        self._has_learnt = False  # outcomes, in the last step
+        self._begun: tuple[Part, ...] = ()  # the last that was
         self._puts_off = False
         self._cost_step = 0  # the last one that costs were learnt from
         self._cost_work: Sequence[int] = ()  # by request, the tokens that were verified in it
 
     def observe(
         self, observation: Observation, *, may_repeat: bool, error: float
-    ) -> tuple[bool, bool]:
+    ) -> tuple[Part, ...]:
         """Take note of a step, and of its plan where that may stand for others.
 
-        Whether to learn outcomes now, and costs: all that waits, this step included. `error` is the
-        log-ratio by which the step that costs were learnt from last was off. Where learning may wait,
-        one at a time is learnt, outcomes first, but not in two steps running.
+        What to learn now, in order: all that waits, this step included. `error` is the log-ratio by
+        which the step that costs were learnt from last was off. Where learning may wait, outcomes and
+        costs take turns, and each takes two steps; nothing that is urgent waits.
         """
         self._share.update(observation)
         self._steps += 1
@@ -89,27 +96,47 @@ class Waiting:
         self._num_waiting += 1
         self._num_news += self._is_news
         self._num_rows += len(observation.view.requests)
+        self._num_learnt += self._settles
         is_new = may_repeat and not _is_kept(observation.plan)
         if observation.faults or len(self._made) > _MOST_CHOICES:
             self._made.clear()
         elif is_new:
             self._keep(observation.view, observation.plan)
         patience = _PATIENCE if is_new and len(self._present) <= _MOST_REQUESTS else 0
-        outcomes, costs = self._takes(observation, error, patience)
-        if outcomes:
-            self._num_learnt += 1
-            self._num_waiting = self._num_news = self._num_rows = 0
-        if costs:
-            self._cost_step, self._cost_work = observation.view.step, observation.proposed
-        self._has_learnt = outcomes
-        return outcomes, costs
+        parts = self._parts(observation, error, patience)
+        self._settles = parts == OUTCOMES[1:]
+        self._num_learnt += OUTCOMES[-1] in parts and not self._settles
+        return parts
 
-    def _takes(self, observation: Observation, error: float, patience: int) -> tuple[bool, bool]:
+    def _parts(self, observation: Observation, error: float, patience: int) -> tuple[Part, ...]:
+        half, self._half = self._half, ()
         if not self._puts_off:
-            return True, True
-        outcomes = self._takes_outcomes(observation, patience)
+            return (*half, *self._begin(observation, OUTCOMES), *self._begin(observation, COSTS))
+        is_urgent = self._is_urgent(observation)
+        if half and not is_urgent:
+            self._num_held += 1
+            if self._num_held <= patience:
+                self._half, half = half, ()
+            return half
+        self._num_held = 0
+        outcomes = is_urgent or self._takes_outcomes(patience)
         costs = self._takes_costs(observation, error, patience)
-        return (not self._has_learnt, self._has_learnt) if outcomes and costs else (outcomes, costs)
+        if not (outcomes or costs):
+            return ()
+        has_turn = outcomes and not (costs and self._begun is OUTCOMES)
+        parts = self._begin(observation, OUTCOMES if has_turn else COSTS)
+        if is_urgent if has_turn else error >= _SURPRISE:
+            return (*half, *parts)
+        self._half = parts[1:]
+        return (*half, *parts[:1])
+
+    def _begin(self, observation: Observation, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        self._begun = parts
+        if parts is OUTCOMES:
+            self._num_waiting = self._num_news = self._num_rows = 0
+        else:
+            self._cost_step, self._cost_work = observation.view.step, observation.proposed
+        return parts
 
     def _takes_costs(self, observation: Observation, error: float, patience: int) -> bool:
         if error >= _SURPRISE:
@@ -118,14 +145,17 @@ class Waiting:
         most = _SURE_COST_STEPS if is_sure else _COST_STEPS
         return not 0 <= observation.view.step - self._cost_step < most + patience
 
-    def _takes_outcomes(self, observation: Observation, patience: int) -> bool:
+    def _takes_outcomes(self, patience: int) -> bool:
         is_full = self._num_waiting >= _MOST_WAITING + patience
         is_full = is_full or self._num_news >= _MOST_NEWS + patience
-        if is_full or self._num_rows >= _MOST_ROWS or observation.faults:
-            return True
+        return is_full or self._num_rows >= _MOST_ROWS
+
+    def _is_urgent(self, observation: Observation) -> bool:
+        """Whether something was wrong, or most requests are so new that nothing is known of them."""
         since = observation.view.step - _YOUNG_STEPS
         young = sum([num_new for step, num_new in self._arrivals if step > since])
-        return self._is_news and young > _MOST_YOUNG * len(self._present)
+        is_young = self._is_news and young > _MOST_YOUNG * len(self._present)
+        return bool(observation.faults) or is_young
 
     def _is_expected(self, observation: Observation) -> bool:
         """Whether each of a few requests drafted all that it could and had all of it accepted."""

@@ -1,6 +1,7 @@
 """Probes: what they cost is bounded, and they are made where they are worth it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from sdcontrol.core import BatchView, Belief, Hint, Observation, Plan, RequestView
 from sdcontrol.estimators.price import step_seconds
 from sdcontrol.policies.goodput import Goodput
+from sdcontrol.policies.probing import Probing
 from tests.plan_instances import DrawnCost, observation_of
 
 
@@ -122,3 +124,22 @@ def test_no_probes_without_a_share_and_none_for_arms_seen_in_shadow() -> None:
             )
         )
         assert shadowed.plan(view, belief).is_off
+
+
+def test_looks_become_rarer_while_nothing_is_tried_and_the_controllers_time_weighs() -> None:
+    """Every sixteenth step at first, later every 64th; again every sixteenth after a probe."""
+    probing = Probing(0.01, 3)
+    requests = (RequestView("r", 500, 9, 99, 0.0, ("draft_model",)),)
+    looked = []
+    for step in range(801):
+        view = BatchView(step, requests, 10_000)
+        if probing.looks(view):
+            looked.append(step)
+        reason = "goodput; probes draft_model for at most 0.01 s" if step == 600 else ""
+        seen = observation_of(view, Plan(Plan.off(view).choices, reason), 1.0)
+        timing = replace(seen.timing, controller_seconds=0.05)
+        probing.update(replace(seen, timing=timing))
+    gaps = dict(zip(looked[1:], np.diff(looked), strict=True))
+    assert {gap for step, gap in gaps.items() if 64 <= step < 128} == {16}
+    assert {gap for step, gap in gaps.items() if 384 < step <= 600} == {64}
+    assert {gap for step, gap in gaps.items() if 660 < step <= 720} == {16}

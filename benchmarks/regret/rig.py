@@ -124,9 +124,11 @@ class Rig:
         target = len(prompts) * length
         started = time.perf_counter()
         while engine.has_work if self.case.is_closed else timed.emitted < target:
+            before = engine.planner.observe_seconds
             observation = engine.step()
             timed.add(observation)
-            shares.append(_controller_share(observation))
+            observing = engine.planner.observe_seconds - before
+            shares.append(_controller_share(observation, observing))
             if not self.case.is_closed:
                 self._begin_again(slots, prompts, block, length)
         seconds = time.perf_counter() - started
@@ -189,6 +191,7 @@ def _phases(case: Case, *, is_synthetic: bool, first_seed: int = 0) -> list[list
     ]
 
 
-def _controller_share(observation: Observation) -> float:
-    total = observation.timing.total_seconds
-    return observation.timing.controller_seconds / total if total > 0.0 else 0.0
+def _controller_share(observation: Observation, later: float) -> float:
+    """Of a step, from its plan to when it was observed: what it reports as observing is the step before's."""
+    total = observation.timing.total_seconds + later
+    return (observation.timing.controller_seconds + later) / total if total > 0.0 else 0.0

@@ -20,7 +20,7 @@ class PlannerGuard:
     def __init__(self, planner: Planner | None) -> None:
         self._planner = planner
         self._faults: list[str] = []
-        self._observe_seconds = 0.0
+        self.observe_seconds = 0.0  # that observing took since they were taken
 
     @property
     def never_drafts(self) -> bool:
@@ -98,11 +98,11 @@ class PlannerGuard:
             self._planner.observe(observation)
         except Exception as error:
             self._fault("observe", error)
-        self._observe_seconds += time.perf_counter() - started
+        self.observe_seconds += time.perf_counter() - started
 
     def take_observe_seconds(self) -> float:
         """What observing took since the last call."""
-        seconds, self._observe_seconds = self._observe_seconds, 0.0
+        seconds, self.observe_seconds = self.observe_seconds, 0.0
         return seconds
 
     def take_faults(self) -> tuple[str, ...]:

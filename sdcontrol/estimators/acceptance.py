@@ -17,12 +17,22 @@ seen to draft trees are counted by node: P(node accepted).
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.columns import ACCEPTED as ACCEPTED_TOKENS
-from sdcontrol.columns import ARM, NOBODY, PROPOSED, Outcomes, read_steps, said_of, sorted_out
+from sdcontrol.columns import (
+    ARM,
+    NOBODY,
+    PROPOSED,
+    Outcomes,
+    Said,
+    read_steps,
+    said_of,
+    sorted_out,
+)
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Confidence, FloatArray, Observation, Plan
 from sdcontrol.errors import ConfigError
@@ -45,12 +55,23 @@ from sdcontrol.estimators.merging import accepted_nodes, confidences
 from sdcontrol.estimators.survival import Survival
 from sdcontrol.outcomes import DEPTH
 
-__all__ = ["AcceptanceEstimator", "Survival"]
+__all__ = ["AcceptanceEstimator", "Lesson", "Survival"]
 
 IntArray = NDArray[np.int64]
 
 _NO_CONFIDENCE = flattened(())
 _LEAST_TRUST = 0.05  # in confidences, from which they are heeded
+
+
+class Lesson(NamedTuple):
+    """Steps as they were read, to be learnt from."""
+
+    said: Said
+    outcomes: Outcomes
+    nodes: NDArray[np.bool_]
+    confidence: tuple[FloatArray, IntArray]
+    ids: list[str]
+    step: int  # the last one
 
 
 class AcceptanceEstimator:
@@ -148,18 +169,32 @@ class AcceptanceEstimator:
 
     def update_all(self, observations: Sequence[Observation]) -> None:
         """Learn from several steps at once, each of which was checked."""
+        lesson = self.read(observations)
+        if lesson is not None:
+            self.learn(lesson)
+
+    def read(self, observations: Sequence[Observation]) -> Lesson | None:
+        """Several steps, each of which was checked; None where they teach nothing."""
         said, outcomes = read_steps(observations)
         if not outcomes.table.shape[1]:
-            return
+            return None
         used = self._know(outcomes)
-        table = self._nodes(observations, used)
+        nodes = self._nodes(observations, used)
         confidence = self._calibrated(observations, used, outcomes)
+        ids = [request.id for one in observations for request in one.view.requests]
+        return Lesson(said, outcomes, nodes, confidence, ids, observations[-1].view.step)
+
+    def learn(self, lesson: Lesson) -> None:
+        """Learn what `read` read last."""
+        said, outcomes, nodes, confidence, ids, step = lesson
         averages, requests = self._averages, self._requests
+        self._seated = None
+        slots = requests.admit(ids, step)
         _absorb(
             (outcomes.table, _indices(outcomes.shadows), self._index(outcomes.arms)),
-            (self._is_tree, table, *confidence, self._calibration.curve, self._calibration.trust),
+            (self._is_tree, nodes, *confidence, self._calibration.curve, self._calibration.trust),
             (said.values, *said.is_allowed.shape, self._column_of(said.arms)),
-            (requests.seated(self._admit(observations)), requests.population),
+            (requests.seated(slots), requests.population),
             averages.tables,
         )
 
@@ -194,12 +229,6 @@ class AcceptanceEstimator:
         if self._seated is None or self._seated[0] is not view:
             self._seated = view, self._requests.slots(view)
         return self._seated[1]
-
-    def _admit(self, observations: Sequence[Observation]) -> IntArray:
-        """The slot of each request, once every new one has got one."""
-        self._seated = None
-        ids = [request.id for one in observations for request in one.view.requests]
-        return self._requests.admit(ids, observations[-1].view.step)
 
     def _column_of(self, arms: tuple[str, ...]) -> IntArray:
         """Which of the columns of `arms` is of each arm that was seen; `NOBODY` where none is."""

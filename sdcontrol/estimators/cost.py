@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,6 +55,15 @@ class Prediction:
         return math.log(self.measured_seconds / self.predicted_seconds)
 
 
+class _Judged(NamedTuple):
+    """A step that is to be learnt from, and the seconds that its forward was expected to take."""
+
+    observation: Observation
+    load: VerifyLoad
+    drafts: dict[str, DraftLoad]
+    expected: float
+
+
 class OnlineCost:
     """A `Cost` that starts from `prior` and follows the measured steps; see `pad_to` for edges."""
 
@@ -69,6 +79,7 @@ class OnlineCost:
         self.last_prediction: Prediction | None = None
         self._assumptions: dict[str, RoundPrice] = {}
         self._lines: dict[tuple[str, ...], FloatArray] = {}
+        self._judged: _Judged | None = None
         self._pace = Pace()
         self._regime = Regime()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
@@ -159,14 +170,26 @@ class OnlineCost:
         A step without a time of verification, which an engine that prepared something in it may
         report, teaches nothing.
         """
+        self.judge(observation)
+        self.learn()
+
+    def judge(self, observation: Observation) -> None:
+        """The first half of `update`: compare a step with what was expected of it."""
+        self._judged = None
         if not observation.view.requests or not is_plausible(observation.timing.verify_seconds):
             return
         load, drafts = verify_load(observation), draft_loads(observation)
         expected = self._forward.seconds_of(load)
         self._judge(observation, expected + self._beside(drafts))
         self._learn_overhead(observation)
-        if self._pace.skips(tuple(drafts)):
+        if not self._pace.skips(tuple(drafts)):
+            self._judged = _Judged(observation, load, drafts, expected)
+
+    def learn(self) -> None:
+        """The second half of `update`: learn from the step that was judged last, once."""
+        if self._judged is None:
             return
+        (observation, load, drafts, expected), self._judged = self._judged, None
         self._judge_regime(load, expected, observation.view.step)
         self._assumptions.clear()
         self._lines.clear()

@@ -38,6 +38,7 @@ _UNMEASURED_ROUND = 0.5  # what a round that was never measured may take, of wha
 _EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they take time
 _FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK, _RARE = 4, 16  # the latter where it weighs
+_QUIET_STEPS, _MOST_DOUBLED = 128, 2  # without a probe, after which looks become half as frequent
 _MOST_NOTED = 16  # steps that may be counted late: several at once take less than one by one
 _PROBES, _RECHECKS, _PRICE = "; probes ", "; rechecks ", " for at most "
 
@@ -58,6 +59,7 @@ class Probing:
         self._allowance = 0.0
         self._step_seconds = 0.0
         self._steps = 0
+        self._last_probe = 0  # the number of steps before it
         self._share = ControllerShare()
         self._num_observed = 0
         self._noted: list[Observation] = []  # observed, and not counted yet
@@ -99,6 +101,7 @@ class Probing:
         if is_decode and 0.0 < seconds < _LONGEST_SECONDS:  # a prompt's time is no measure
             self._earn(seconds)
         if probed is not None:
+            self._last_probe = self._steps
             measured = timing.draft_seconds.get(family_of(probed), 0.0)
             if 0.0 < measured < _LONGEST_SECONDS:
                 price = max(price, measured)
@@ -111,7 +114,8 @@ class Probing:
         """Whether this step is one to look for something to try."""
         eager, interval = _EAGER_STEPS, _STEPS_PER_LOOK
         if self._share.weighs:
-            eager, interval = _FIRST_STEPS, _RARE
+            quiet = (self._steps - self._last_probe) // _QUIET_STEPS
+            eager, interval = _FIRST_STEPS, _RARE << min(quiet, _MOST_DOUBLED)
         is_due = self._num_observed <= eager or view.step % interval == 0
         if view.prefill_tokens or not is_due:
             return False

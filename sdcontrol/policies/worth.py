@@ -46,9 +46,8 @@ class Worth:
 
     def __init__(self) -> None:
         self._ids: list[str] = []
-        self._came: dict[
-            str, tuple[float, float]
-        ] = {}  # the step, and the tokens that remained then
+        # Of each request: the step at which it came, and the tokens that remained then.
+        self._came: dict[str, tuple[float, float]] = {}
         self._since: tuple[FloatArray, FloatArray] = _NOBODY, _NOBODY  # the same as arrays
         self._vacant: list[int] = []  # steps at which places became free
         self._replaced, self._left_free = 0.0, 1.0  # places, the early ones fading
