@@ -45,9 +45,9 @@ COMPARED = {"low": "mean_tpot_ms", "middle": "mean_tpot_ms", "high": "tokens_per
 LIMITS = SLO(ttft_seconds=2.0, tpot_seconds=0.02)
 SETTINGS = SimulationSettings(max_batch_size=64, max_prefill_tokens=2048, kv_tokens=450_000)
 FIXED = (
-    *(f"static:ngram:{tokens}" for tokens in (1, 2, 4, 8)),
-    *(f"static:draft_model:{tokens}" for tokens in (1, 2, 4, 6)),
-    *(f"static:sparse_kv:512:{tokens}" for tokens in (2, 4)),
+    *(f"static:ngram:{tokens}" for tokens in (1, 2, 4, 8, 16)),
+    *(f"static:draft_model:{tokens}" for tokens in (1, 2, 4, 8)),
+    *(f"static:sparse_kv:512:{tokens}" for tokens in (2, 4, 8)),
 )
 RIVALS = ("concurrency_schedule", "smartspec", "ema_steps", "budget_argmax", "heuristic")
 POLICIES = (

@@ -65,7 +65,7 @@ class Controller:
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
     are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which
     forwards are padded, for our own cost: an engine says its own. Where steps are so short that its own time
-    would weigh, learning may wait for up to twenty of them and a few requests may keep their choices.
+    would weigh, learning may wait for some thirty of them and a few requests may keep their choices.
     """
 
     allows_late_observations = True  # a step may be planned before the last one is observed

@@ -175,16 +175,43 @@ CASES = st.builds(
 
 
 @pytest.mark.parametrize("copied_bytes", [0, 1 << 40], ids=["one by one", "together"])
+@pytest.mark.parametrize("block_rows", [None, 2], ids=["as they are", "with company"])
 @settings(max_examples=40)
 @given(kinds=KINDS, case=CASES)
 def test_packed_attention_is_each_querys_own(
-    copied_bytes: int, kinds: list[str], case: Case
+    copied_bytes: int, block_rows: int | None, kinds: list[str], case: Case
 ) -> None:
-    """Chains, trees, chunks, sparse and per-head tables, windows: whatever stands beside it."""
+    """Chains, trees, chunks, sparse and per-head tables, windows: whatever stands beside it.
+
+    Also where every odd number of rows gets one more.
+    """
     maker = SegmentMaker(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "_COPIED_BYTES_PER_CALL", copied_bytes)
+        if block_rows is not None:
+            patch.setattr(reference, "_BLOCK_ROWS", block_rows)
+            patch.setattr(reference, "_needs_company", lambda rows: True)
         check_attention(case, [maker.make(kind) for kind in kinds])
+
+
+@pytest.mark.parametrize(("dtype", "handed"), [(torch.bfloat16, 34), (torch.float32, 33)])
+def test_in_bfloat16_a_query_that_is_alone_in_its_block_gets_company(
+    dtype: torch.dtype, handed: int
+) -> None:
+    """It would take longer than two; in other types it would not."""
+    shapes = []
+
+    def attend(rows: Tensor, *others: Tensor, **options: object) -> Tensor:
+        shapes.append(rows.shape[2])
+        return torch.zeros_like(rows)
+
+    rows, keys = torch.ones(1, 2, 33, 8, dtype=dtype), torch.ones(1, 2, 5, 8, dtype=dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference.functional, "scaled_dot_product_attention", attend)
+        out = reference._attend_rows(rows, keys, keys, None, 1.0)
+        reference._attend_rows(rows[:, :, :32], keys, keys, None, 1.0)
+    assert out.shape == rows.shape
+    assert shapes == [handed, 32]
 
 
 @settings(max_examples=60)

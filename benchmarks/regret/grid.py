@@ -66,8 +66,8 @@ class Case:
         return [max(block - 1, 0) // 2 % len(self.phases)]
 
 
-_BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (16, "bundled"): 20, (1, "large"): 40}
-"""Counted blocks of a cell, by batch size and pair; 10 elsewhere."""
+_BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (1, "large"): 40, (4, "large"): 10}
+"""Counted blocks of a cell, by batch size and pair; 20 elsewhere."""
 
 
 def _cell(
@@ -82,7 +82,7 @@ def _cell(
     groups = {1: 4, 4: 2}.get(batch, 1)
     phases = tuple(PhaseSpec(f"group {g}", batch, context, kind) for g in range(groups))
     budget = 512 if context >= 2048 else 128
-    blocks = _BLOCKS.get((batch, pair), 10)
+    blocks = _BLOCKS.get((batch, pair), 20)
     return Case(name, pair, dtype, tokens, blocks, phases, sparse_budget=budget)
 
 

@@ -19,6 +19,7 @@ from sdcontrol.engine.packing import (
 __all__ = ["TorchAttention"]
 
 _COPIED_BYTES_PER_CALL = 384 * 1024  # copying this much takes about as long as one more call
+_BLOCK_ROWS = 32  # queries that a CPU attends at once; in bfloat16 one alone is slower than two
 
 
 class TorchAttention:
@@ -67,8 +68,7 @@ def _attend_one_token(
         keys, values = keys[:, :, -window:], values[:, :, -window:]
     heads, _, dim = queries.shape
     folded = queries.reshape(1, keys.shape[1], -1, dim)
-    out = functional.scaled_dot_product_attention(folded, keys, values, scale=scale)
-    return out.reshape(1, heads, -1)
+    return _attend_rows(folded, keys, values, None, scale).reshape(1, heads, -1)
 
 
 def _is_cheaper_one_by_one(layer: LayerShape, queries: Tensor, group: AttentionGroup) -> bool:
@@ -94,15 +94,9 @@ def _attend_one_by_one(
         own = queries.narrow(1, first, length).view(kv_heads, shared, length, -1)
         folded = own.transpose(1, 2).reshape(1, kv_heads, length * shared, -1)
         sees_all = length == 1 and cache.layers[layer].window is None
-        seen = None if mask is None or sees_all else mask[row : row + 1, :, : length * shared]
-        out = functional.scaled_dot_product_attention(
-            folded,
-            keys,
-            values,
-            attn_mask=None if seen is None else seen[..., :num_keys],
-            scale=scale,
-        )
-        out = out.view(kv_heads, length, shared, -1).transpose(0, 1)
+        seen = None if mask is None or sees_all else mask[row : row + 1, ..., :num_keys]
+        out = _attend_rows(folded, keys, values, seen, scale)
+        out = out.reshape(kv_heads, length, shared, -1).transpose(0, 1)
         parts.append(out.reshape(length, kv_heads * shared, -1))
         first += length
     return torch.cat(parts)
@@ -129,7 +123,7 @@ def _attend_alone(
         queries.unsqueeze(0),
         keys,
         values,
-        attn_mask=mask,
+        attn_mask=None if mask is None else mask[:, :, : queries.shape[1]],
         is_causal=causal,
         scale=scale,
         enable_gqa=queries.shape[0] != keys.shape[1],
@@ -150,22 +144,59 @@ def _attend_folded(
     kv_heads = keys.shape[1]
     shared = heads // kv_heads
     requests, width = group.num_requests, group.num_queries
-    rows = _pad(queries, group).view(kv_heads, shared, requests, width, dim)
-    folded = rows.permute(2, 0, 3, 1, 4).reshape(requests, kv_heads, width * shared, dim)
     mask = attention_mask(group, window, queries.dtype, shared)
-    out = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
-    out = out.view(requests, kv_heads, width, shared, -1).permute(0, 2, 1, 3, 4)
-    flat = out.reshape(requests * width, heads, -1)
-    return flat if group.scatter is None else flat.index_select(0, group.scatter)
+    if group.scatter is not None:
+        there, back = _folding(group, group.scatter, heads, kv_heads)
+        rows = queries.transpose(0, 1).reshape(-1, dim).index_select(0, there)
+        folded = rows.view(requests, kv_heads, width * shared, dim)
+        out = _attend_rows(folded, keys, values, mask, scale)
+        flat = out.reshape(-1, out.shape[-1]).index_select(0, back)
+        return flat.view(group.num_tokens, heads, -1)
+    rows = queries.view(kv_heads, shared, requests, width, dim)
+    folded = rows.permute(2, 0, 3, 1, 4).reshape(requests, kv_heads, width * shared, dim)
+    out = _attend_rows(folded, keys, values, mask, scale)
+    out = out.reshape(requests, kv_heads, width, shared, -1).permute(0, 2, 1, 3, 4)
+    return out.reshape(requests * width, heads, -1)
 
 
-def _pad(queries: Tensor, group: AttentionGroup) -> Tensor:
-    """`[heads, tokens, dim]` to `[heads, requests * queries, dim]`; padding is never read back."""
-    if group.scatter is None:
-        return queries
-    heads, _, dim = queries.shape
-    padded = queries.new_zeros(heads, group.num_requests * group.num_queries, dim)
-    return padded.index_copy_(1, group.scatter, queries)
+def _folding(
+    group: AttentionGroup, scatter: Tensor, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor]:
+    """Of unequal lengths: the row `(token, head)` of each folded query, any where one is padded; and
+    the folded query of each such row. Made once a forward and kept in the group."""
+    key = heads, kv_heads
+    if key not in group.folds:
+        device, width, shared = scatter.device, group.num_queries, heads // kv_heads
+        token = torch.zeros(group.num_requests * width, dtype=torch.int64, device=device)
+        token[scatter] = torch.arange(group.num_tokens, device=device)
+        head = torch.arange(heads, device=device)
+        there = token.view(-1, 1, width, 1) * heads + head.view(1, kv_heads, 1, shared)
+        request, place = (scatter // width).unsqueeze(1), (scatter % width).unsqueeze(1)
+        row = (request * kv_heads + head // shared) * width + place
+        group.folds[key] = there.reshape(-1), (row * shared + head % shared).reshape(-1)
+    return group.folds[key]
+
+
+def _attend_rows(
+    rows: Tensor,  # [requests, kv_heads, rows, dim]
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,  # of as many rows, or more
+    scale: float,
+) -> Tensor:
+    """Every row over the keys that it sees; a row that would be alone in its block gets company."""
+    count = rows.shape[2]
+    is_alone = count % _BLOCK_ROWS == 1 and _needs_company(rows)
+    if is_alone:
+        rows = functional.pad(rows, (0, 0, 0, 1))
+    seen = None if mask is None else mask[:, :, : rows.shape[2]]
+    out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=scale)
+    return out[:, :, :count] if is_alone else out
+
+
+def _needs_company(rows: Tensor) -> bool:
+    """Whether a row that is alone in its block would take longer than two."""
+    return rows.device.type == "cpu" and rows.dtype == torch.bfloat16
 
 
 def attention_mask(
@@ -173,7 +204,7 @@ def attention_mask(
 ) -> Tensor | None:
     """Additive mask `[requests, 1, queries * shared, keys]`; None: everything is visible.
 
-    Made once a forward and kept in the group for the layers that follow.
+    Where a row may get company there is one more, which sees everything. Made once a forward and kept in the group for the layers that follow.
     """
     if window is not None and window >= group.num_keys:
         window = None
@@ -181,6 +212,8 @@ def attention_mask(
     if key not in group.masks:
         mask = _build_mask(group, window, dtype)
         folded = None if mask is None else mask.repeat_interleave(shared, dim=1).unsqueeze(1)
+        if folded is not None and _needs_company(folded):
+            folded = functional.pad(folded, (0, 0, 0, 1))
         group.masks[key] = folded
     return group.masks[key]
 
