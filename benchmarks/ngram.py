@@ -146,7 +146,7 @@ def _invented(num_tokens: int) -> list[int]:
 
 def _cost(tokens: list[int], settings: dict[str, int], steps: int) -> dict[int, dict[str, float]]:
     """By context length: median microseconds, and what the index takes."""
-    drafter = NgramDrafter(**settings)  # type: ignore[arg-type]
+    drafter = NgramDrafter(**settings)  # type: ignore[arg-type]  # values of several types
     requests = {context: Request(str(context), tokens[:context]) for context in CONTEXTS}
     table = {context: _start(drafter, requests[context]) for context in CONTEXTS}
     samples = {context: Samples() for context in CONTEXTS}
@@ -202,7 +202,7 @@ def _acceptance_length(texts: list[Text], settings: dict[str, int], num_draft_to
 
 def _decode(text: Text, settings: dict[str, int], num_draft_tokens: int) -> Iterator[int]:
     """The number of tokens that each step emits."""
-    drafter = NgramDrafter(**settings)  # type: ignore[arg-type]
+    drafter = NgramDrafter(**settings)  # type: ignore[arg-type]  # values of several types
     request, at = Request("r", list(text.prompt)), 0
     drafter.start(request)
     while at < len(text.output):

@@ -51,7 +51,7 @@ def take(browser: "Browser", report: Path, folder: Path) -> list[Path]:
             page = browser.new_page(
                 viewport={"width": width, "height": height},
                 device_scale_factor=2 if size == "phone" else 1,
-                color_scheme=scheme,  # type: ignore[arg-type]
+                color_scheme=scheme,  # type: ignore[arg-type]  # one of two literals
             )
             page.goto(report.as_uri())
             made.append(folder / f"report-{size}-{scheme}.png")

@@ -24,7 +24,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 try:
     import numba
 except ImportError:  # a Python that is too new for it, say
-    numba = None  # type: ignore[assignment]
+    numba = None  # type: ignore[assignment]  # a module that is missing
     EventLog(__name__).warning(
         "numba_missing", remedy="pip install numba; planning is slow without"
     )

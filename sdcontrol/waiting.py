@@ -2,8 +2,8 @@
 
 Three things. Learning who accepts what: several steps at once take less than several times as long as
 one, since what a forward pushed out of the caches is fetched once. Learning what steps cost, which
-changes slowly. Either is done by halves, in two steps, and never both in one step, which would take too
-long. And planning: where hints say of each of a few requests what they said a few steps ago, each gets
+changes slowly. Either is done by halves, in two steps, and not both in one unless something is urgent:
+that would take too long. And planning: where hints say of each of a few requests what they said a few steps ago, each gets
 what it was given then, and a longer match than one that was given all that it could, as much.
 Knows nothing of what is learnt or how a plan is made. A fold over observations, like all that decides:
 how long the controller took is what they say, never measured again.
@@ -86,7 +86,7 @@ class Waiting:
 
         What to learn now, in order: all that waits, this step included. `error` is the log-ratio by
         which the step that costs were learnt from last was off. Where learning may wait, outcomes and
-        costs take turns, and each takes two steps; nothing that is urgent waits.
+        costs take turns, and each takes two steps unless it is urgent.
         """
         self._share.update(observation)
         self._steps += 1

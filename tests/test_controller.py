@@ -668,9 +668,8 @@ def test_costs_are_learnt_less_often_the_better_they_are_predicted(
         if "judge costs" in parts:
             taught.append(step)
     assert taught[:31] == list(range(31))  # at first each is news
-    assert (
-        interval in set(np.diff(taught[31:])) <= {*range(interval, interval + 3)}
-    )  # or it waits for outcomes
+    intervals = set(np.diff(taught[31:]))
+    assert interval in intervals <= {*range(interval, interval + 3)}  # costs may wait for outcomes
 
 
 def test_steps_without_requests_say_nothing_of_what_the_controller_takes() -> None:

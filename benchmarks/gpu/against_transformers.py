@@ -152,7 +152,7 @@ def _generate(bench: Bench, batch: int, context: int, cache: str | None) -> list
     model, ids = bench.target(), _prompts(bench, batch, context)
     for _ in range(2):
         stamps = _Stamps(bench)
-        model.generate(  # type: ignore[misc]
+        model.generate(  # type: ignore[misc]  # transformers hides its type
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -187,7 +187,7 @@ def _generate_batch(
     attention = model.config._attn_implementation
     try:
         for call in range(1 + _CALLS):
-            batching = ContinuousBatchingConfig(**{**memory, **settings})  # type: ignore[arg-type]
+            batching = ContinuousBatchingConfig(**{**memory, **settings})  # type: ignore[arg-type]  # keywords of several types
             outputs = model.generate_batch(
                 prompts,
                 generation_config=config,

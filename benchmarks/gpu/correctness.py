@@ -204,7 +204,7 @@ def _decode(
 def _generate(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
     ids = torch.tensor([prompt], device=model.device)
     mask = torch.ones_like(ids)
-    out = model.generate(  # type: ignore[misc]
+    out = model.generate(  # type: ignore[misc]  # transformers hides its type
         ids, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens
     )
     tokens: list[int] = out[0, len(prompt) :].tolist()

@@ -100,7 +100,7 @@ class Decoder:
         engine = SyntheticEngine if "ngram" in spec.drafters else Engine
         self.engine = engine(
             target,
-            drafters=named,  # type: ignore[arg-type]
+            drafters=named,  # type: ignore[arg-type]  # a dict is invariant
             verification=spec.verifier,
             config=EngineConfig(
                 kv_tokens=spec.kv_tokens,

@@ -129,7 +129,7 @@ def _torch_flex(inputs: DecodeInputs) -> Call | None:
 def _flashinfer(inputs: DecodeInputs) -> Call | None:
     if inputs.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
         return None
-    import flashinfer  # type: ignore[import-not-found]
+    import flashinfer  # type: ignore[import-not-found]  # optional
 
     pages, batch, layer = inputs.pages, inputs.batch_size, inputs.layer
     workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device)

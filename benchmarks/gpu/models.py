@@ -50,7 +50,7 @@ def random_llama(
     config.dtype = dtype
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    model.to(dtype=dtype)  # type: ignore[call-arg]
+    model.to(dtype=dtype)  # type: ignore[call-arg]  # transformers wraps it
     model.to_empty(device=device)
     model.tie_weights()
     model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)  # its buffers are empty

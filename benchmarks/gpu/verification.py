@@ -128,7 +128,7 @@ def _take_turns(
         names = list(shapes) if block % 2 else list(shapes)[::-1]
         for name in names:
             arm = Arm(name, "off")
-            arm.controller = GivenLengths([n - 1 for n in shapes[name]])  # type: ignore[assignment]
+            arm.controller = GivenLengths([n - 1 for n in shapes[name]])  # type: ignore[assignment]  # a planner will do
             turn = decoder.turn(arm, steps=steps if block else 2)
             if block:
                 seconds[name].append(statistics.median(turn.step_seconds))

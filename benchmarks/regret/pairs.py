@@ -132,6 +132,6 @@ def _random(hidden: int, layers: int, dtype: torch.dtype, *, is_tiny: bool) -> L
         eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    model.to(dtype=dtype)  # type: ignore[call-arg]
+    model.to(dtype=dtype)  # type: ignore[call-arg]  # transformers wraps it
     model.eval()
     return model

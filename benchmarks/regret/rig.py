@@ -127,8 +127,8 @@ class Rig:
             before = engine.planner.observe_seconds
             observation = engine.step()
             timed.add(observation)
-            observing = engine.planner.observe_seconds - before
-            shares.append(_controller_share(observation, observing))
+            more = engine.planner.observe_seconds - before
+            shares.append(_controller_share(observation, more))
             if not self.case.is_closed:
                 self._begin_again(slots, prompts, block, length)
         seconds = time.perf_counter() - started
@@ -191,7 +191,10 @@ def _phases(case: Case, *, is_synthetic: bool, first_seed: int = 0) -> list[list
     ]
 
 
-def _controller_share(observation: Observation, later: float) -> float:
-    """Of a step, from its plan to when it was observed: what it reports as observing is the step before's."""
-    total = observation.timing.total_seconds + later
-    return (observation.timing.controller_seconds + later) / total if total > 0.0 else 0.0
+def _controller_share(observation: Observation, more: float) -> float:
+    """Of a step, from its plan to its own observing, which took `more` than that of the step before.
+
+    The latter is in the step's timing.
+    """
+    total = observation.timing.total_seconds + more
+    return (observation.timing.controller_seconds + more) / total if total > 0.0 else 0.0

@@ -73,7 +73,7 @@ def take_turns(
             _start_rivals(turns, rig)
             _drop_outclassed(turns, case)
         elif block % 2 and SCHEDULE in turns.arms:
-            drafter = str(turns.arms[SCHEDULE].controller.policy.drafter)  # type: ignore[attr-defined]
+            drafter = str(turns.arms[SCHEDULE].controller.policy.drafter)  # type: ignore[attr-defined]  # this policy has one
             turns.arms |= _arms({SCHEDULE: schedule_spec(turns.rates(), case, drafter)})
         on_block(block)
     return turns

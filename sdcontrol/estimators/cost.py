@@ -180,7 +180,7 @@ class OnlineCost:
             return
         load, drafts = verify_load(observation), draft_loads(observation)
         expected = self._forward.seconds_of(load)
-        self._judge(observation, expected + self._beside(drafts))
+        self._compare(observation, expected + self._beside(drafts))
         self._learn_overhead(observation)
         if not self._pace.skips(tuple(drafts)):
             self._judged = _Judged(observation, load, drafts, expected)
@@ -212,7 +212,7 @@ class OnlineCost:
             seconds += self.catch_up_seconds(family, draft.catch_up_tokens)
         return seconds
 
-    def _judge(self, observation: Observation, predicted: float) -> None:
+    def _compare(self, observation: Observation, predicted: float) -> None:
         """Compare the step with its prediction, before learning from it."""
         measured = observation.timing.total_seconds
         if not (self._forward.is_measured and is_plausible(measured) and predicted > 0.0):

@@ -78,7 +78,7 @@ def load(folder: Path, dtype: torch.dtype = DTYPE) -> LlamaForCausalLM:
 
 def moved(model: LlamaForCausalLM, where: str | torch.device | torch.dtype) -> LlamaForCausalLM:
     """The model on a device or in a type. Only here because transformers' own `to` has no types."""
-    return model.to(where)  # type: ignore[arg-type, no-any-return, unused-ignore]
+    return model.to(where)  # type: ignore[arg-type, no-any-return, unused-ignore]  # by version of transformers
 
 
 @torch.no_grad()
