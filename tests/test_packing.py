@@ -175,23 +175,48 @@ CASES = st.builds(
 
 
 @pytest.mark.parametrize("copied_bytes", [0, 1 << 40], ids=["one by one", "together"])
-@pytest.mark.parametrize("block_rows", [None, 2], ids=["as they are", "with company"])
+@pytest.mark.parametrize("how", ["as they are", "with company", "by products"])
 @settings(max_examples=40)
 @given(kinds=KINDS, case=CASES)
 def test_packed_attention_is_each_querys_own(
-    copied_bytes: int, block_rows: int | None, kinds: list[str], case: Case
+    copied_bytes: int, how: str, kinds: list[str], case: Case
 ) -> None:
     """Chains, trees, chunks, sparse and per-head tables, windows: whatever stands beside it.
 
-    Also where every odd number of rows gets one more.
+    Also where every odd number of rows gets one more, and where scores are kept.
     """
     maker = SegmentMaker(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "_COPIED_BYTES_PER_CALL", copied_bytes)
-        if block_rows is not None:
-            patch.setattr(reference, "_BLOCK_ROWS", block_rows)
+        if how == "with company":
+            patch.setattr(reference, "_BLOCK_ROWS", 2)
             patch.setattr(reference, "_needs_company", lambda rows: True)
+        if how == "by products":
+            patch.setattr(reference, "_are_products_faster", lambda keys: True)
         check_attention(case, [maker.make(kind) for kind in kinds])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "capability", "expected"),
+    [
+        (torch.bfloat16, 64, "AVX512", True),
+        (torch.bfloat16, 64, "AVX2", False),
+        (torch.bfloat16, 32, "AVX512", False),
+        (torch.float32, 64, "AVX512", False),
+    ],
+)
+def test_only_keys_without_gaps_go_by_products_and_only_where_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    dim: int,
+    capability: str,
+    *,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(reference, "_cpu_capability", lambda: capability)
+    keys = torch.ones(2, 3, 32, dim, dtype=dtype)
+    assert reference._are_products_faster(keys) is expected
+    assert not reference._are_products_faster(keys[:, :, :31])
 
 
 @pytest.mark.parametrize(("dtype", "handed"), [(torch.bfloat16, 34), (torch.float32, 33)])
@@ -205,13 +230,33 @@ def test_in_bfloat16_a_query_that_is_alone_in_its_block_gets_company(
         shapes.append(rows.shape[2])
         return torch.zeros_like(rows)
 
-    rows, keys = torch.ones(1, 2, 33, 8, dtype=dtype), torch.ones(1, 2, 5, 8, dtype=dtype)
+    rows, keys = torch.ones(2, 1, 33, 8, dtype=dtype), torch.ones(2, 1, 5, 8, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference.functional, "scaled_dot_product_attention", attend)
         out = reference._attend_rows(rows, keys, keys, None, 1.0)
         reference._attend_rows(rows[:, :, :32], keys, keys, None, 1.0)
     assert out.shape == rows.shape
     assert shapes == [handed, 32]
+
+
+def test_products_in_bfloat16_are_as_near_to_the_truth_as_rounded_scores_allow() -> None:
+    """A score between 2 and 4 is rounded by 0.008 at most, and its weight by as many parts."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, 3, 40, 16)
+    rows, keys, values = (
+        torch.randn(shape, generator=generator).to(torch.bfloat16) for _ in range(3)
+    )
+    mask = torch.zeros(3, 40, 40, dtype=torch.bfloat16)
+    mask[1, :, 30:] = torch.finfo(torch.bfloat16).min
+    out = reference._attend_by_products(rows, keys, values, mask, 0.25)
+    truth = reference.functional.scaled_dot_product_attention(
+        rows.double(), keys.double(), values.double(), attn_mask=mask.double()[None], scale=0.25
+    )
+    assert (out.double() - truth).abs().max() < 0.02
+    assert torch.equal(
+        out[:, 0],
+        reference._attend_by_products(rows[:, :1], keys[:, :1], values[:, :1], None, 0.25)[:, 0],
+    )
 
 
 @settings(max_examples=60)

@@ -68,13 +68,13 @@ class KVCache:
         self.values[layer].index_copy_(1, slots, values)
 
     def span(self, layer: int, first_slot: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        """Keys and values `[1, kv_heads, num_keys, dim]` of consecutive slots, without a copy."""
+        """Keys and values `[kv_heads, 1, num_keys, dim]` of consecutive slots, without a copy."""
         keys = self.keys[layer].narrow(1, first_slot, num_keys)
         values = self.values[layer].narrow(1, first_slot, num_keys)
-        return keys.unsqueeze(0), values.unsqueeze(0)
+        return keys.unsqueeze(1), values.unsqueeze(1)
 
     def gather(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of page tables: `[requests, kv_heads, pages * block_size, dim]`.
+        """Keys and values of page tables: `[kv_heads, requests, pages * block_size, dim]`.
 
         `pages` is `[requests, pages]`, or `[requests, kv_heads, pages]` where heads differ.
         """
@@ -94,15 +94,15 @@ class KVCache:
         requests, num_pages = pages.shape
         paged = tensor.view(heads, self.num_blocks, self.block_size, dim)
         taken = paged.index_select(1, pages.reshape(-1))
-        return taken.view(heads, requests, num_pages * self.block_size, dim).transpose(0, 1)
+        return taken.view(heads, requests, num_pages * self.block_size, dim)
 
     def _gather_per_head(self, tensor: Tensor, pages: Tensor) -> Tensor:
         heads, _, dim = tensor.shape
         requests, _, num_pages = pages.shape
-        offsets = torch.arange(heads, device=pages.device).view(1, heads, 1) * self.num_blocks
+        offsets = torch.arange(heads, device=pages.device).view(heads, 1, 1) * self.num_blocks
         paged = tensor.view(heads * self.num_blocks, self.block_size, dim)
-        taken = paged.index_select(0, (pages + offsets).reshape(-1))
-        return taken.view(requests, heads, num_pages * self.block_size, dim)
+        taken = paged.index_select(0, (pages.transpose(0, 1) + offsets).reshape(-1))
+        return taken.view(heads, requests, num_pages * self.block_size, dim)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

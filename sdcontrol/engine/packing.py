@@ -77,7 +77,9 @@ class AttentionGroup:
     scatter: Tensor | None  # [num_tokens] index into requests * queries; None: no padding
     members: Sequence[Segment]
     block_size: int
-    masks: dict[tuple[int | None, torch.dtype, int], Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[int | None, torch.dtype, int, int], Tensor | None] = field(
+        default_factory=dict
+    )
     folds: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     _pages: Tensor | None = None  # made when a gather first asks for them
 

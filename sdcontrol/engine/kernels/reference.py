@@ -3,6 +3,8 @@
 Knows the cache's layout and a group's limits; nothing of models, requests or drafts.
 """
 
+from functools import cache
+
 import numpy as np
 import torch
 import torch.nn.functional as functional
@@ -20,6 +22,7 @@ __all__ = ["TorchAttention"]
 
 _COPIED_BYTES_PER_CALL = 384 * 1024  # copying this much takes about as long as one more call
 _BLOCK_ROWS = 32  # queries that a CPU attends at once; in bfloat16 one alone is slower than two
+_LEAST_DIM = 64  # of heads whose attention on a CPU is quicker by plain products; 32 is too few
 
 
 class TorchAttention:
@@ -48,16 +51,18 @@ def _attend_group(
     if group.num_requests > 1 and _is_cheaper_one_by_one(cache.layers[layer], queries, group):
         return _attend_one_by_one(layer, queries, cache, group, scale)
     keys, values = _keys_and_values(layer, cache, group)
-    if group.num_tokens == 1:
-        return _attend_one_token(queries, keys, values, group, scale, window)
-    if group.num_tokens > MAX_GROUPED_TOKENS and group.num_requests == 1:
-        return _attend_alone(queries, keys, values, group, scale, window)
-    return _attend_folded(queries, keys, values, group, scale, window)
+    if group.num_requests > 1 or 1 < group.num_tokens <= MAX_GROUPED_TOKENS:
+        if not _are_products_faster(keys):  # a mask hides from those what lies behind the last key
+            keys, values = _without_rest(keys, values, group)
+        return _attend_folded(queries, keys, values, group, scale, window)
+    keys, values = _without_rest(keys, values, group)
+    attend = _attend_one_token if group.num_tokens == 1 else _attend_alone
+    return attend(queries, keys, values, group, scale, window)
 
 
 def _attend_one_token(
     queries: Tensor,  # [heads, 1, dim]
-    keys: Tensor,  # [1, kv_heads, keys, dim]
+    keys: Tensor,  # [kv_heads, 1, keys, dim]
     values: Tensor,
     group: AttentionGroup,
     scale: float,
@@ -67,7 +72,7 @@ def _attend_one_token(
     if window is not None and window < group.num_keys:
         keys, values = keys[:, :, -window:], values[:, :, -window:]
     heads, _, dim = queries.shape
-    folded = queries.reshape(1, keys.shape[1], -1, dim)
+    folded = queries.reshape(keys.shape[0], 1, -1, dim)
     return _attend_rows(folded, keys, values, None, scale).reshape(1, heads, -1)
 
 
@@ -85,16 +90,16 @@ def _attend_one_by_one(
     assert group.first_slots is not None
     kv_heads = cache.layers[layer].num_kv_heads
     shared = queries.shape[0] // kv_heads
-    mask = attention_mask(group, cache.layers[layer].window, queries.dtype, shared)
+    mask = attention_mask(group, cache.layers[layer].window, queries.dtype, shared, group.num_keys)
     parts: list[Tensor] = []
     first = 0
     for row, (slot, length) in enumerate(zip(group.first_slots, group.lengths, strict=True)):
         num_keys = group.starts[row] + length
         keys, values = cache.span(layer, slot, num_keys)
         own = queries.narrow(1, first, length).view(kv_heads, shared, length, -1)
-        folded = own.transpose(1, 2).reshape(1, kv_heads, length * shared, -1)
+        folded = own.transpose(1, 2).reshape(kv_heads, 1, length * shared, -1)
         sees_all = length == 1 and cache.layers[layer].window is None
-        seen = None if mask is None or sees_all else mask[row : row + 1, ..., :num_keys]
+        seen = None if mask is None or sees_all else mask[row : row + 1, :, :num_keys]
         out = _attend_rows(folded, keys, values, seen, scale)
         out = out.reshape(kv_heads, length, shared, -1).transpose(0, 1)
         parts.append(out.reshape(length, kv_heads * shared, -1))
@@ -105,28 +110,32 @@ def _attend_one_by_one(
 def _keys_and_values(layer: int, cache: KVCache, group: AttentionGroup) -> tuple[Tensor, Tensor]:
     if group.num_requests == 1 and group.first_slots is not None:
         return cache.span(layer, group.first_slots[0], group.num_keys)
-    keys, values = cache.gather(layer, group.pages_of(layer))
+    return cache.gather(layer, group.pages_of(layer))
+
+
+def _without_rest(keys: Tensor, values: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
+    """Without what lies behind the last key in the last page."""
     return keys[:, :, : group.num_keys], values[:, :, : group.num_keys]
 
 
 def _attend_alone(
     queries: Tensor,  # [heads, queries, dim]
-    keys: Tensor,  # [1, kv_heads, keys, dim]
+    keys: Tensor,  # [kv_heads, 1, keys, dim]
     values: Tensor,
     group: AttentionGroup,
     scale: float,
     window: int | None,
 ) -> Tensor:
     causal = group.is_full_causal and (window is None or window >= group.num_keys)
-    mask = None if causal else attention_mask(group, window, queries.dtype, 1)
+    mask = None if causal else attention_mask(group, window, queries.dtype, 1, group.num_keys)
     out = functional.scaled_dot_product_attention(
         queries.unsqueeze(0),
-        keys,
-        values,
-        attn_mask=None if mask is None else mask[:, :, : queries.shape[1]],
+        keys.transpose(0, 1),
+        values.transpose(0, 1),
+        attn_mask=None if mask is None else mask[:, : queries.shape[1]].unsqueeze(0),
         is_causal=causal,
         scale=scale,
-        enable_gqa=queries.shape[0] != keys.shape[1],
+        enable_gqa=queries.shape[0] != keys.shape[0],
     )
     return out[0].transpose(0, 1)
 
@@ -141,21 +150,21 @@ def _attend_folded(
 ) -> Tensor:
     """The query heads that share a KV head stand as further queries beside each other."""
     heads, _, dim = queries.shape
-    kv_heads = keys.shape[1]
+    kv_heads = keys.shape[0]
     shared = heads // kv_heads
     requests, width = group.num_requests, group.num_queries
-    mask = attention_mask(group, window, queries.dtype, shared)
+    mask = attention_mask(group, window, queries.dtype, shared, keys.shape[2])
     if group.scatter is not None:
         there, back = _folding(group, group.scatter, heads, kv_heads)
         rows = queries.transpose(0, 1).reshape(-1, dim).index_select(0, there)
-        folded = rows.view(requests, kv_heads, width * shared, dim)
+        folded = rows.view(kv_heads, requests, width * shared, dim)
         out = _attend_rows(folded, keys, values, mask, scale)
         flat = out.reshape(-1, out.shape[-1]).index_select(0, back)
         return flat.view(group.num_tokens, heads, -1)
     rows = queries.view(kv_heads, shared, requests, width, dim)
-    folded = rows.permute(2, 0, 3, 1, 4).reshape(requests, kv_heads, width * shared, dim)
+    folded = rows.permute(0, 2, 3, 1, 4).reshape(kv_heads, requests, width * shared, dim)
     out = _attend_rows(folded, keys, values, mask, scale)
-    out = out.reshape(requests, kv_heads, width, shared, -1).permute(0, 2, 1, 3, 4)
+    out = out.reshape(kv_heads, requests, width, shared, -1).permute(1, 2, 0, 3, 4)
     return out.reshape(requests * width, heads, -1)
 
 
@@ -170,26 +179,27 @@ def _folding(
         token = torch.zeros(group.num_requests * width, dtype=torch.int64, device=device)
         token[scatter] = torch.arange(group.num_tokens, device=device)
         head = torch.arange(heads, device=device)
-        there = token.view(-1, 1, width, 1) * heads + head.view(1, kv_heads, 1, shared)
-        request, place = (scatter // width).unsqueeze(1), (scatter % width).unsqueeze(1)
-        row = (request * kv_heads + head // shared) * width + place
+        there = token.view(1, -1, width, 1) * heads + head.view(kv_heads, 1, 1, shared)
+        row = head // shared * len(token) + scatter.unsqueeze(1)
         group.folds[key] = there.reshape(-1), (row * shared + head % shared).reshape(-1)
     return group.folds[key]
 
 
 def _attend_rows(
-    rows: Tensor,  # [requests, kv_heads, rows, dim]
-    keys: Tensor,
+    rows: Tensor,  # [kv_heads, requests, rows, dim]
+    keys: Tensor,  # [kv_heads, requests, keys, dim]
     values: Tensor,
-    mask: Tensor | None,  # of as many rows, or more
+    mask: Tensor | None,  # [requests, rows or more, keys]
     scale: float,
 ) -> Tensor:
-    """Every row over the keys that it sees; a row that would be alone in its block gets company."""
+    """Every row over the keys that it sees, `[kv_heads, requests, rows, dim]`."""
     count = rows.shape[2]
+    if _are_products_faster(keys):
+        return _attend_by_products(rows, keys, values, mask, scale)
     is_alone = count % _BLOCK_ROWS == 1 and _needs_company(rows)
     if is_alone:
         rows = functional.pad(rows, (0, 0, 0, 1))
-    seen = None if mask is None else mask[:, :, : rows.shape[2]]
+    seen = None if mask is None else mask[:, : rows.shape[2]].unsqueeze(0)
     out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=scale)
     return out[:, :, :count] if is_alone else out
 
@@ -199,31 +209,65 @@ def _needs_company(rows: Tensor) -> bool:
     return rows.device.type == "cpu" and rows.dtype == torch.bfloat16
 
 
-def attention_mask(
-    group: AttentionGroup, window: int | None, dtype: torch.dtype, shared: int
-) -> Tensor | None:
-    """Additive mask `[requests, 1, queries * shared, keys]`; None: everything is visible.
+def _are_products_faster(keys: Tensor) -> bool:
+    """Whether two batched products take less time than PyTorch's attention, which goes by blocks of rows.
 
-    Where a row may get company there is one more, which sees everything. Made once a forward and kept in the group for the layers that follow.
+    Only on a CPU, in bfloat16, with heads that are not small, and over keys without gaps (others they
+    would copy). Without AVX-512 it was not measured.
+    """
+    if keys.device.type != "cpu" or keys.dtype != torch.bfloat16 or not keys.is_contiguous():
+        return False
+    return keys.shape[-1] >= _LEAST_DIM and _cpu_capability().startswith("AVX512")
+
+
+@cache
+def _cpu_capability() -> str:
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def _attend_by_products(
+    rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """As `_attend_rows`. Scores are rounded to the dtype, as in attention that transformers calls eager."""
+    scores = torch.bmm(rows.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2))
+    scores = scores.view(*rows.shape[:3], -1)
+    if mask is None:
+        scores.mul_(scale)
+    else:
+        torch.add(mask[:, : rows.shape[2]], scores, alpha=scale, out=scores)
+    shares = scores.softmax(-1)
+    out = torch.bmm(shares.flatten(0, 1), values.flatten(0, 1))
+    return out.view(*rows.shape[:3], -1)
+
+
+def attention_mask(
+    group: AttentionGroup, window: int | None, dtype: torch.dtype, shared: int, num_keys: int
+) -> Tensor | None:
+    """Additive mask `[requests, queries * shared, keys]`; None: everything is visible.
+
+    Where a row may get company there is one more, which sees everything. Made once a forward and kept
+    in the group for the layers that follow.
     """
     if window is not None and window >= group.num_keys:
         window = None
-    key = (window, dtype, shared)
+    key = (window, dtype, shared, num_keys)
     if key not in group.masks:
-        mask = _build_mask(group, window, dtype)
-        folded = None if mask is None else mask.repeat_interleave(shared, dim=1).unsqueeze(1)
+        mask = _build_mask(group, window, dtype, num_keys)
+        folded = None if mask is None else mask.repeat_interleave(shared, dim=1)
         if folded is not None and _needs_company(folded):
             folded = functional.pad(folded, (0, 0, 0, 1))
         group.masks[key] = folded
     return group.masks[key]
 
 
-def _build_mask(group: AttentionGroup, window: int | None, dtype: torch.dtype) -> Tensor | None:
-    even = min(group.starts) + 1 == group.num_keys and group.num_queries == 1
+def _build_mask(
+    group: AttentionGroup, window: int | None, dtype: torch.dtype, num_keys: int
+) -> Tensor | None:
+    even = min(group.starts) + 1 == num_keys and group.num_queries == 1
     if even and window is None:
         return None
     device = group.limits.device
-    index = torch.arange(group.num_keys, device=device)
+    index = torch.arange(num_keys, device=device)
     limits = group.limits.unsqueeze(-1)
     visible = index <= limits
     if window is not None:
