@@ -113,6 +113,16 @@ class Controller:
             self.cost.pad_to(token_edges)
         self.token_edges = tuple(token_edges)
 
+    def draft_at_most(self, max_draft_tokens: int) -> None:
+        """Choose no more draft tokens than these, or than before if that is less; an engine says its own."""
+        if max_draft_tokens >= self.max_draft_tokens:
+            return
+        self.max_draft_tokens = max_draft_tokens
+        self._waiting = Waiting(max_draft_tokens)
+        if type(self.acceptance) is AcceptanceEstimator and not self.num_observed:
+            self.acceptance = AcceptanceEstimator(max_draft_tokens)
+            self._lessons = Lessons(self.acceptance, self.cost)
+
     def belief(self, view: BatchView) -> Belief:
         """What is believed of `view` now: survival of drafts, and costs."""
         belief = self._belief(view)

@@ -21,6 +21,7 @@ from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment, pack
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.static_inputs import StaticInputs
+from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.uninformed import UninformedCost
 from sdcontrol.integrations.transformers import SpeculativeDecoder
 from sdcontrol.traces.header import read_header
@@ -352,6 +353,23 @@ def test_our_cost_model_is_told_the_edges_and_another_is_left_alone() -> None:
     before = own.cost.verify_seconds(tokens, 100.0, 1)
     own.pad_to((4, 16))
     assert (own.cost.verify_seconds(tokens, 100.0, 1) == before).all()
+
+
+def test_a_controller_made_by_hand_plans_no_more_than_its_engine_drafts(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    """It would count on tokens that the engine cuts, and choose by them; replays make it as it was then."""
+    controller, config = Controller("goodput"), EngineConfig(kv_tokens=256, max_draft_tokens=3)
+    recorder = Recorder(controller, tmp_path / "trace")
+    with recorder, Engine(model, planner=recorder, config=config):
+        assert controller.max_draft_tokens == 3
+    recorded = read_header(tmp_path / "trace").controller
+    assert recorded is not None
+    assert recorded.max_draft_tokens == 3
+    assert isinstance(controller.acceptance, AcceptanceEstimator)
+    assert controller.acceptance.max_draft_tokens == 3
+    controller.draft_at_most(5)
+    assert controller.max_draft_tokens == 3
 
 
 def test_a_planner_that_will_not_be_told_of_padding_still_plans(

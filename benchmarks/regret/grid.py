@@ -66,7 +66,7 @@ class Case:
         return [max(block - 1, 0) // 2 % len(self.phases)]
 
 
-_BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (1, "large"): 40, (4, "large"): 10}
+_BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (1, "large"): 40, (4, "large"): 30}
 """Counted blocks of a cell, by batch size and pair; 20 elsewhere."""
 
 

@@ -24,6 +24,8 @@ __all__ = ["Recorder"]
 
 _log = EventLog(__name__)
 
+_HEARD = ("max_draft_tokens", "token_edges")  # of a controller, what an engine tells it
+
 
 @dataclass(slots=True)
 class _Live:
@@ -87,13 +89,22 @@ class Recorder:
 
     def pad_to(self, token_edges: Sequence[int]) -> None:
         """Tell the planner to what forwards are padded, and keep it: prices depend on it."""
-        tell = getattr(self._planner, "pad_to", None)
+        self._tell("pad_to", token_edges)
+
+    def draft_at_most(self, max_draft_tokens: int) -> None:
+        """Tell the planner how long drafts may be, and keep it: choices depend on it."""
+        self._tell("draft_at_most", max_draft_tokens)
+
+    def _tell(self, name: str, told: object) -> None:
+        """Pass on what an engine says, and write down what a controller makes of it."""
+        tell = getattr(self._planner, name, None)
         if tell is None:
             return
-        tell(token_edges)
+        tell(told)
         if self._is_recording and self._facts.controller is not None:
-            told = self._facts.controller.model_copy(update={"token_edges": tuple(token_edges)})
-            self._facts = self._facts.model_copy(update={"controller": told})
+            heard = {name: getattr(self._planner, name) for name in _HEARD}
+            controller = self._facts.controller.model_copy(update=heard)
+            self._facts = self._facts.model_copy(update={"controller": controller})
             self._try(lambda: self._writer.describe(self._facts))
 
     @property
