@@ -233,7 +233,8 @@ class OnlineCost:
 
     def _learn_rounds(self, family: str, load: DraftLoad, seconds: float) -> None:
         if family not in self._rounds:
-            self._rounds[family] = LearntRounds(self._assumed(family), load)
+            line = self._assumed_line(family)
+            self._rounds[family] = LearntRounds(self._assumed(family), line, load)
         catch_up = self._assumed_catch_up(family, load.catch_up_tokens)
         self._rounds[family].update(load, catch_up, seconds)
 
@@ -286,5 +287,14 @@ class OnlineCost:
         price = getattr(self._informed, "catch_up_seconds", None)
         if price is not None:
             return self._forward.speed * float(price(family, num_tokens))
+        rounds = self._rounds.get(family)
+        constant, per_token = self._assumed_line(family) if rounds is None else rounds.catch_up
+        return constant + per_token * num_tokens
+
+    def _assumed_line(self, family: str) -> tuple[float, float]:
+        """Of a catch-up, a constant and seconds per token."""
         assumed = self._assumed(family)
-        return assumed.constant + assumed.per_request * num_tokens
+        if self._informed is not None:
+            return assumed.constant, assumed.per_request
+        once = share_of(family) * self._forward.coefficients[4]  # however many tokens a request has
+        return assumed.constant + once, assumed.per_request - once

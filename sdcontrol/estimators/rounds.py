@@ -43,11 +43,16 @@ class RoundPrice:
 
 
 class LearntRounds:
-    """Prices of one family, from an assumption and measurements."""
+    """Prices of one family, from an assumption and measurements.
 
-    def __init__(self, assumed: RoundPrice, first: DraftLoad) -> None:
+    `catch_up` is what was assumed of a catch-up then, a constant and seconds per token; at today's speed.
+    """
+
+    def __init__(
+        self, assumed: RoundPrice, catch_up: tuple[float, float], first: DraftLoad
+    ) -> None:
         self._regression = _regression(assumed, first)
-        self.price = assumed
+        self.price, self.catch_up = assumed, catch_up
 
     @property
     def catch_up_ratio(self) -> float:
@@ -57,6 +62,7 @@ class LearntRounds:
     def rescale(self, factor: float) -> None:
         """Follow a machine that became slower by `factor`; what is assumed of catch-ups does already."""
         self._regression.units[3] *= factor
+        self.catch_up = factor * self.catch_up[0], factor * self.catch_up[1]
         self._regression.rescale(factor)
         constant, per_request, per_kv_token, _ = self._regression.coefficients.tolist()
         self.price = RoundPrice(constant, per_request, per_kv_token)

@@ -89,13 +89,14 @@ def price(
     for a in range(len(family)):
         f = family[a]
         per_token = (rounds[f, batch] - rounds[f, batch + 1]) / max(0.5 * batch * means[f], 1.0)
+        late = (lagging[rows[a]] > 0).sum()  # who share what a catch-up takes however long it is
         for r in range(batch):
             reads[a, r] = (reads[a, r] - means[f]) * max(per_token, 0.0)
             lag = lagging[rows[a], r]
             if lag > 0:
                 horizon = max(min(remaining[r], most_horizon), 1)
                 share = min((1.0 + gain[a, r, -1]) / horizon, 1.0)
-                catch_up[a, r] = (lines[f, 3] + lines[f, 4] * lag) * share
+                catch_up[a, r] = (lines[f, 3] / late + lines[f, 4] * lag) * share
     return rounds, catch_up
 
 

@@ -14,10 +14,13 @@ it turned out well, is only rechecked, at the highest price that a probe may cou
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from sdcontrol.columns import columns_of
 from sdcontrol.controller_share import ControllerShare
-from sdcontrol.core import BatchView, Choice, Observation, Plan, family_of
+from sdcontrol.core import BatchView, Choice, FloatArray, Observation, Plan, family_of
 from sdcontrol.policies.problem import Answer, Problem
-from sdcontrol.policies.upside import cheapest, upside
+from sdcontrol.policies.upside import cheapest, together, upside
 
 __all__ = ["Probing", "is_probe"]
 
@@ -40,7 +43,8 @@ _FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK, _RARE = 4, 16  # the latter where it weighs
 _QUIET_STEPS, _MOST_DOUBLED = 128, 2  # without a probe, after which looks become half as frequent
 _MOST_NOTED = 16  # steps that may be counted late: several at once take less than one by one
-_PROBES, _RECHECKS, _PRICE = "; probes ", "; rechecks ", " for at most "
+_TOGETHER = 2.0  # times the outcomes per second of a lone try, for all to try at once
+_PROBES, _RECHECKS, _PRICE, _DRAFTING = "; probes ", "; rechecks ", " for at most ", " s beside "
 
 
 class Probing:
@@ -91,7 +95,7 @@ class Probing:
         self._count_seen(observation)
         timing = observation.timing
         seconds = timing.total_seconds
-        mark, probed, price = _probed(observation.plan)
+        mark, probed, price, drafting = _probed(observation.plan)
         for drafter in {choice.drafter for choice in observation.plan.choices}:
             if drafter is not None:
                 self._measured.add(family_of(drafter))
@@ -104,7 +108,7 @@ class Probing:
             self._last_probe = self._steps
             measured = timing.draft_seconds.get(family_of(probed), 0.0)
             if 0.0 < measured < _LONGEST_SECONDS:
-                price = max(price, measured)
+                price = price + max(measured - drafting, 0.0) if drafting else max(price, measured)
             price *= _MOST_WEIGHT if mark == _RECHECKS else self._weight(probed)
             self._allowance -= price
             self._spent[probed] = self._spent.get(probed, 0.0) + price
@@ -123,7 +127,7 @@ class Probing:
         return self._allowance > 0.0
 
     def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
-        """`plan`, or where the allowance pays for it, `plan` with one request trying an arm.
+        """`plan`, or where the allowance pays for it, `plan` with one request, or all, trying an arm.
 
         To be asked in a step that `looks`.
         """
@@ -136,12 +140,7 @@ class Probing:
         for is_measured, _, a in sorted(off):  # whoever is due and can be paid once is waited for
             weight = self._weight(problem.arms[a])
             most_seconds = _SAVED_STEPS * self._step_seconds
-            least = float(problem.rounds[problem.family[a], 1])
-            if min(weight * least, most_seconds) > self._allowance:
-                if least <= most_seconds:
-                    return plan
-                continue
-            probe = _cheapest(view, problem, answer, a, self.num_draft_tokens if is_measured else 1)
+            probe = self._cheapest(view, problem, answer, a, is_measured=is_measured)
             if probe is None or probe.seconds > most_seconds:
                 continue
             if min(weight * probe.seconds, most_seconds) > self._allowance:
@@ -149,19 +148,48 @@ class Probing:
             unfilled = 1.0 - self._allowance / most_seconds
             hoped = self._return(view, problem, answer, a, probe)
             if hoped >= max(_LEAST_RETURN * unfilled, _HOPELESS):
-                return _with(plan, _PROBES, problem.arms[a], probe)
+                return _with(plan, _PROBES, problem, a, probe)
             if unfilled <= 0.0:
-                return _with(plan, _RECHECKS, problem.arms[a], probe)
+                return _with(plan, _RECHECKS, problem, a, probe)
         return plan
+
+    def _cheapest(
+        self, view: BatchView, problem: Problem, answer: Answer, a: int, *, is_measured: bool
+    ) -> "_Probe | None":
+        """Of most expected outcomes per second: by the request whose turn it is, or by all; None: nobody can.
+
+        All of them where that costs little: they share the rounds, and what they accept counts.
+        """
+        most = self.num_draft_tokens if is_measured else 1
+        r = _whose_turn(view.step, problem, answer, a)
+        length, seconds = cheapest(problem, answer, a, r, most_tokens=most)
+        if not length:
+            return None
+        if not is_measured:
+            return _Probe(r, length, seconds)
+        charged = self._charged(view, problem, a)
+        whole = seconds + float(problem.catch_up[a, r]) * (1.0 / charged[r] - 1.0)
+        for_each, lost, drafting, per_second = together(
+            problem, answer, a, charged, most_tokens=most
+        )
+        alone = (1.0 + float(problem.gain[a, r, length - 1])) / whole
+        if for_each and per_second > _TOGETHER * alone:
+            return _Probe(r, for_each, lost, drafting)
+        return _Probe(r, length, seconds)
+
+    def _charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
+        """The share of each request's catch-up that is charged to a step, `[requests]`."""
+        remaining = columns_of(view).remaining_tokens
+        horizon = np.clip(remaining, 1, self.horizon_tokens)
+        return np.minimum((1.0 + problem.gain[a, :, -1]) / horizon, 1.0)
 
     def _return(
         self, view: BatchView, problem: Problem, answer: Answer, a: int, probe: "_Probe"
     ) -> float:
         """What arm `a` could bring: share of the rate for a step's time of trying, catch-up included."""
         arm, r, seconds = problem.arms[a], probe.request, probe.seconds
-        if problem.catch_up[a, r] > 0.0:
-            horizon = max(min(view.requests[r].remaining_tokens, self.horizon_tokens), 1)
-            charged = min((1.0 + float(problem.gain[a, r, -1])) / horizon, 1.0)
+        if problem.catch_up[a, r] > 0.0 and not probe.drafting:
+            charged = float(self._charged(view, problem, a)[r])
             seconds += float(problem.catch_up[a, r]) * (1.0 / charged - 1.0)
         known = 1.0 + self._seen.get(arm, 0.0) / _KNOWN_TOKENS
         gained = upside(
@@ -203,20 +231,12 @@ class Probing:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """One request's try of an arm."""
+    """A try of an arm, by one request or by all."""
 
     request: int
     length: int
     seconds: float  # what it costs: drafting, verification, and the tokens of the plan given up
-
-
-def _cheapest(
-    view: BatchView, problem: Problem, answer: Answer, a: int, most_tokens: int
-) -> _Probe | None:
-    """Of most expected outcomes per second, for the request whose turn it is; None: nobody can."""
-    r = _whose_turn(view.step, problem, answer, a)
-    length, seconds = cheapest(problem, answer, a, r, most_tokens=most_tokens)
-    return _Probe(r, length, seconds) if length else None
+    drafting: float = 0.0  # seconds of it, where all try
 
 
 def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
@@ -232,25 +252,32 @@ def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
     return busy
 
 
-def _with(plan: Plan, mark: str, arm: str, probe: _Probe) -> Plan:
-    r = probe.request
-    choices = (*plan.choices[:r], Choice.of(arm, probe.length), *plan.choices[r + 1 :])
-    return Plan(choices, f"{plan.reason}{mark}{arm}{_PRICE}{probe.seconds:.3g} s")
+def _with(plan: Plan, mark: str, problem: Problem, a: int, probe: _Probe) -> Plan:
+    arm, r, choices = problem.arms[a], probe.request, list(plan.choices)
+    words = f"{plan.reason}{mark}{arm}{_PRICE}{probe.seconds:.3g}"
+    if not probe.drafting:
+        choices[r] = Choice.of(arm, probe.length)
+        return Plan(tuple(choices), f"{words} s")
+    for r, most in enumerate(problem.limit[a].tolist()):
+        if most > 0:
+            choices[r] = Choice.of(arm, min(probe.length, most))
+    return Plan(tuple(choices), f"{words}{_DRAFTING}{probe.drafting:.3g} s of drafting with all")
 
 
 def is_probe(plan: Plan) -> bool:
-    """Whether one of the plan's requests tries an arm that is off."""
+    """Whether any of the plan's requests tries an arm that is off."""
     return _probed(plan)[1] is not None
 
 
-def _probed(plan: Plan) -> tuple[str, str | None, float]:
-    """How `plan` tries an arm, which, if any, and the seconds that it was expected to cost."""
+def _probed(plan: Plan) -> tuple[str, str | None, float, float]:
+    """How `plan` tries an arm, which, if any, the seconds that it was expected to cost, and to draft with all."""
     for mark in (_PROBES, _RECHECKS):
         _, found, probe = plan.reason.rpartition(mark)
-        arm, _, price = probe.rpartition(_PRICE)
+        arm, _, seconds = probe.rpartition(_PRICE)
+        price, _, drafting = seconds.removesuffix(" s").partition(_DRAFTING)
         try:
             if found:
-                return mark, arm, float(price.removesuffix(" s"))
+                return mark, arm, float(price), float((drafting or "0").partition(" ")[0])
         except ValueError:  # another policy's words
             continue
-    return "", None, 0.0
+    return "", None, 0.0, 0.0

@@ -183,8 +183,9 @@ def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Pric
 def _catch_up_line(cost: Cost, family: str, fewest: int, most: int) -> tuple[float, float]:
     """Base and price per token, on the line through the fewest and the most tokens."""
     seconds: Callable[[str, int], float] = cost.catch_up_seconds  # type: ignore[attr-defined]
+    most = max(most, fewest + 1)
     low, high = float(seconds(family, fewest)), float(seconds(family, most))
-    slope = (high - low) / max(most - fewest, 1)
+    slope = (high - low) / (most - fewest)
     return low - slope * fewest, slope
 
 

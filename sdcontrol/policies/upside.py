@@ -12,7 +12,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 
-__all__ = ["cheapest", "upside"]
+__all__ = ["cheapest", "together", "upside"]
 
 _ANSWER = "Tuple((int64[::1], int64[::1], float64))"
 _HOPES = ((1.0, 0.24), (2.0, 0.07))  # spreads above what is believed, and how likely
@@ -45,6 +45,48 @@ def upside(
     """
     plan = answer.arm, answer.length, float(answer.rate)
     return float(_upside(problem.tables, plan, a, r, (spread, round_share)))
+
+
+def together(
+    problem: Problem, answer: Answer, a: int, charged: FloatArray, *, most_tokens: int
+) -> tuple[int, float, float, float]:
+    """The try by all requests at once of most expected outcomes per second.
+
+    Draft tokens, the seconds that it costs beside the plan, those of its drafting, and outcomes per
+    second. `charged` is the share of each catch-up that the problem charges to a step, `[requests]`; a
+    try pays all of it. 0 tokens where fewer than two can try.
+    """
+    plan = answer.arm, answer.length, float(answer.rate)
+    return _together(problem.tables, plan, a, charged, most_tokens)
+
+
+@compiled(
+    f"Tuple((int64, float64, float64, float64))({TABLES}, {_ANSWER}, int64, float64[::1], int64)"
+)
+def _together(
+    tables: Tables, plan: _Answer, a: int, charged: FloatArray, most_tokens: int
+) -> tuple[int, float, float, float]:
+    gain, limit, family, verify, rounds, _, catch_up, _ = tables
+    best, best_seconds, best_drafting, most_outcomes = 0, 0.0, 0.0, 0.0
+    for n in range(1, min(most_tokens, gain.shape[2] - 1) + 1):
+        users, drafts = 0, 0
+        tokens, outcomes, drafting = float(gain.shape[1]), 0.0, 0.0
+        for r in range(gain.shape[1]):
+            m = min(n, limit[a, r])
+            if m > 0:
+                users += 1
+                drafts += m
+                tokens += gain[a, r, m]
+                outcomes += 1.0 + gain[a, r, m - 1]
+                drafting += catch_up[a, r] / charged[r]
+        if users < 2 or drafts >= len(verify):
+            break
+        drafting += n * rounds[family[a], users]
+        seconds = max(verify[drafts] + drafting - tokens / plan[2], _LEAST_SHARE * verify[0])
+        if outcomes > most_outcomes * seconds:
+            best, best_seconds, best_drafting = n, seconds, drafting
+            most_outcomes = outcomes / seconds
+    return best, best_seconds, best_drafting, most_outcomes
 
 
 @compiled(f"Tuple((int64, float64))({TABLES}, {_ANSWER}, int64, int64, int64)")
