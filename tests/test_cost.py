@@ -380,6 +380,27 @@ def test_drafting_too_quick_for_the_clock_is_nearly_free() -> None:
     assert float(cost.draft_seconds("ngram", 8, 4096)) < 1e-5
 
 
+def test_a_catch_up_keeps_its_price_while_its_drafter_is_off() -> None:
+    """Of a batch that is always the same, a price per request cannot be told from a constant."""
+    cost, rng = OnlineCost(), np.random.default_rng(1)
+    for step in range(220):
+        is_drafting = step < 20
+        length = 2 if is_drafting else int(rng.integers(0, 3))
+        seconds = (7e-3 + 2e-6 * 8 * (1 + length)) * float(rng.normal(1.0, 0.05))
+        cost.update(
+            observed(
+                seconds,
+                step=step,
+                length=length,
+                arm="draft_model" if is_drafting else "ngram",
+                draft_seconds={"draft_model": 2e-3} if is_drafting else {},
+            )
+        )
+        if step == 19:
+            before = cost.catch_up_seconds("draft_model", 300)
+    assert cost.catch_up_seconds("draft_model", 300) == pytest.approx(before, rel=0.25)
+
+
 def test_the_price_of_a_lagging_cache_is_learnt() -> None:
     cost = OnlineCost()
     rng = np.random.default_rng(0)

@@ -270,6 +270,24 @@ class OneByOne:
         self.overhead_seconds = cost.overhead_seconds
 
 
+@pytest.mark.parametrize("lagging", [1, 3])
+def test_those_who_catch_up_together_share_what_it_takes_anyway(lagging: int) -> None:
+    """A problem charges all of them what the cost says of their tokens together."""
+    cost, each = OnlineCost(), Hint(catch_up_tokens=10)
+    requests = tuple(
+        RequestView(str(r), 100, 9, 99, 0.0, ("draft_model",), {"draft_model": each})
+        if r < lagging
+        else RequestView(str(r), 100, 9, 99, 0.0, ("draft_model",))
+        for r in range(4)
+    )
+    belief = Belief({"draft_model": np.full((4, 4), 0.5)}, cost)
+    problem = read(BatchView(0, requests, 1000), belief, 1)  # all of it is charged at once
+    assert problem is not None
+    charged = problem.catch_up[0]
+    assert charged.sum() == pytest.approx(cost.catch_up_seconds("draft_model", 10 * lagging))
+    assert (charged > 0.0).sum() == lagging
+
+
 def test_a_cost_read_along_lines_poses_the_same_problem() -> None:
     generator = np.random.default_rng(4)
     cost = OnlineCost()
