@@ -45,7 +45,8 @@ class RoundPrice:
 class LearntRounds:
     """Prices of one family, from an assumption and measurements.
 
-    `catch_up` is what was assumed of a catch-up then, a constant and seconds per token; at today's speed.
+    `catch_up` is what was assumed of one when rounds were first measured, a constant and seconds per
+    token; only a change of speed moves it.
     """
 
     def __init__(

@@ -5,11 +5,13 @@ cost: a fixed share of the time that passes, saved up for at most three steps' t
 that may be spent at once and is paid back by a quarter of the income until then: with a share of
 1 %, probes have cost at most 0.75 steps more than 1 % of the time at the start, and from step 300 on
 never more than 1 % of all time. What is spent is the price that the plan named, or the drafting that
-was measured where that was more. One request tries, or all at once where a round shared by all tells much
-more for its time; that costs what it loses beside the plan, by what is believed of its tokens. And a probe must be worth it: the more the arm could bring beside
-the plan of this very step (`upside`), the sooner it is tried. What is asked for falls as the
-allowance fills, so that nothing stays untried for ever; but what could bring next to nothing, even if
-it turned out well, is only rechecked, at the highest price that a probe may count for.
+was measured where that was more. One request tries, or all at once where a round that they share
+tells much more for its time; the price of that is what it loses beside the plan, by what is believed
+of its tokens: where fewer are accepted, more is lost than is paid. And a probe must be worth it: the
+more the arm could bring beside the plan of this very step (`upside`), the sooner it is tried. What is
+asked for falls as the allowance fills, so that nothing stays untried for ever; but what could bring
+next to nothing, even if it turned out well, is only rechecked, at the highest price that a probe may
+count for.
 """
 
 import math
