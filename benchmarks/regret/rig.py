@@ -168,7 +168,7 @@ class Rig:
         """As if the engine had been made with this planner: off tells its drafters nothing."""
         engine = self.engine
         engine.planner = PlannerGuard(arm.controller)
-        engine.planner.fit(engine.token_edges, engine.config.max_draft_tokens)
+        engine.planner.tell_limits(engine.token_edges, engine.config.max_draft_tokens)
         engine.drafting._is_idle = engine.planner.never_drafts
         engine.stats = arm.stats
 

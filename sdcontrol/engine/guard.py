@@ -45,7 +45,7 @@ class PlannerGuard:
         """Whether it may shorten drafts once they, or a round of them, have been made."""
         return self._planner is not None and getattr(self._planner, "refines", True)
 
-    def fit(self, token_edges: tuple[int, ...], max_draft_tokens: int) -> None:
+    def tell_limits(self, token_edges: tuple[int, ...], max_draft_tokens: int) -> None:
         """Tell it to what forwards are padded and how long drafts may be, where it wants to know."""
         for name, told in (("pad_to", token_edges), ("draft_at_most", max_draft_tokens)):
             tell = getattr(self._planner, name, None)

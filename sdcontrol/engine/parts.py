@@ -66,7 +66,7 @@ class EngineParts:
             vocab_size=self.runner.vocab_size,
         )
         self.stats = EngineStats(graphs=self._host.graph_stats)
-        self.planner.fit(self.token_edges, self.config.max_draft_tokens)
+        self.planner.tell_limits(self.token_edges, self.config.max_draft_tokens)
         self._events = Events(planner)
         self._is_closed = False
 

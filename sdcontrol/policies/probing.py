@@ -149,7 +149,7 @@ class Probing:
             if min(weight * probe.seconds, most_seconds) > self._allowance:
                 return plan
             unfilled = 1.0 - self._allowance / most_seconds
-            hoped = self._return(view, problem, answer, a, probe)
+            hoped = self._return(problem, answer, a, probe)
             if hoped >= max(_LEAST_RETURN * unfilled, _HOPELESS):
                 return _with(plan, _PROBES, problem, a, probe)
             if unfilled <= 0.0:
@@ -168,17 +168,18 @@ class Probing:
         length, seconds = cheapest(problem, answer, a, r, most_tokens=most)
         if not length:
             return None
-        if not is_measured:
-            return _Probe(r, length, seconds)
         charged = self._charged(view, problem, a)
-        whole = seconds + float(problem.catch_up[a, r]) * (1.0 / charged[r] - 1.0)
+        whole = seconds + float(problem.catch_up[a, r]) * (1.0 / float(charged[r]) - 1.0)
+        lone = _Probe(r, length, seconds, whole)
+        if not is_measured:
+            return lone
         for_each, lost, drafting, per_second = together(
             problem, answer, a, charged, most_tokens=most
         )
         alone = (1.0 + float(problem.gain[a, r, length - 1])) / whole
         if for_each and per_second > _TOGETHER * alone:
-            return _Probe(r, for_each, lost, drafting)
-        return _Probe(r, length, seconds)
+            return _Probe(r, for_each, lost, lost, drafting)
+        return lone
 
     def _charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
         """The share of each request's catch-up that is charged to a step, `[requests]`."""
@@ -186,24 +187,19 @@ class Probing:
         horizon = np.clip(remaining, 1, self.horizon_tokens)
         return np.minimum((1.0 + problem.gain[a, :, -1]) / horizon, 1.0)
 
-    def _return(
-        self, view: BatchView, problem: Problem, answer: Answer, a: int, probe: "_Probe"
-    ) -> float:
+    def _return(self, problem: Problem, answer: Answer, a: int, probe: "_Probe") -> float:
         """What arm `a` could bring: share of the rate for a step's time of trying, catch-up included."""
-        arm, r, seconds = problem.arms[a], probe.request, probe.seconds
-        if problem.catch_up[a, r] > 0.0 and not probe.drafting:
-            charged = float(self._charged(view, problem, a)[r])
-            seconds += float(problem.catch_up[a, r]) * (1.0 / charged - 1.0)
+        arm = problem.arms[a]
         known = 1.0 + self._seen.get(arm, 0.0) / _KNOWN_TOKENS
         gained = upside(
             problem,
             answer,
             a,
-            r,
+            probe.request,
             spread=math.sqrt(_LASTING_VARIANCE + _FIRST_VARIANCE / known),
             round_share=1.0 if family_of(arm) in self._measured else _UNMEASURED_ROUND,
         )
-        return gained * self._step_seconds / seconds
+        return gained * self._step_seconds / probe.whole
 
     def _count_seen(self, observation: Observation) -> None:
         for arm in self._seen:
@@ -239,6 +235,7 @@ class _Probe:
     request: int
     length: int
     seconds: float  # what it costs: drafting, verification, and the tokens of the plan given up
+    whole: float  # the same with all of a catch-up
     drafting: float = 0.0  # seconds of it, where all try
 
 

@@ -28,8 +28,8 @@ _LEAST_DIM = 64  # of heads whose attention on a CPU is quicker by plain product
 class TorchAttention:
     """`scaled_dot_product_attention` over pages: one call per group, which are gathered for it.
 
-    Two batched products stand for it where they are quicker, on a CPU. There a request whose blocks are consecutive is read in place, in a call of its own, where
-    that is cheaper than the copy.
+    On a CPU two batched products stand for it where they are quicker, and a request whose blocks are
+    consecutive is read in place, in a call of its own, where that is cheaper than the copy.
     """
 
     def attend(
