@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from sdcontrol.engine.kernels import reference
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import NEGLIGIBLE_QUERIES, PageTable, Segment, ancestors, pack
+from sdcontrol.engine.packing import PageTable, Segment, ancestors, pack
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 40
@@ -315,15 +316,37 @@ def test_kv_bytes_are_those_of_all_layers() -> None:
     assert cache.num_bytes == 3 * NUM_BLOCKS * 4 * 2 * (KEY_DIM + VALUE_DIM) * 8
 
 
-@pytest.mark.parametrize("lengths", [[9] * 8 + [1] * 24, [1 + row % 9 for row in range(32)]])
-def test_few_queries_are_padded_where_requests_draft_different_lengths(lengths: list[int]) -> None:
-    """A step of unequal drafts is not paid for as if all were the longest; equal ones stay one call."""
+def _lengths_of_groups(lengths: list[int], group_work: float) -> list[list[int]]:
+    """How many tokens each segment of each group has; all have the same keys before them."""
     table = PageTable(np.arange(1, 9))
     rows = [Segment([7] * n, 16, table, list(range(16, 16 + n)), n) for n in lengths]
-    groups = pack(rows, 4, CPU).groups
-    for group in groups:
-        assert group.num_requests * group.num_queries - group.num_tokens <= NEGLIGIBLE_QUERIES
-    assert sum(group.num_tokens for group in groups) == sum(lengths)
-    assert len(groups) <= len(set(lengths)) // 2 + 1
-    assert len(pack(rows[:8], 4, CPU).groups) <= 2
-    assert len(pack([rows[0]] * 16, 4, CPU).groups) == 1
+    return [group.lengths for group in pack(rows, 4, CPU, group_work).groups]
+
+
+@pytest.mark.parametrize("lengths", [[9] * 8 + [1] * 24, [1 + row % 9 for row in range(32)]])
+@pytest.mark.parametrize("group_queries", [1.0, 8.0, 40.0, 1000.0])
+def test_requests_are_grouped_by_length_at_the_least_cost(
+    lengths: list[int], group_queries: float
+) -> None:
+    """Of all ways to cut the sorted lengths, padding and further groups together cost least."""
+    keys = 16 + max(lengths)
+    groups = _lengths_of_groups(lengths, group_queries * keys)
+    assert sorted(n for group in groups for n in group) == sorted(lengths)
+
+    def cost(parts: list[list[int]]) -> float:
+        return sum(group_queries + max(part) * len(part) for part in parts)
+
+    distinct = sorted(set(lengths))
+    least = min(
+        cost([[n for n in lengths if low <= n < high] for low, high in pairwise(ends)])
+        for count in range(len(distinct))
+        for inner in combinations(distinct[1:], count)
+        for ends in [(distinct[0], *inner, distinct[-1] + 1)]
+    )
+    assert cost(groups) == pytest.approx(least)
+
+
+def test_unequal_drafts_share_a_group_where_groups_are_dear() -> None:
+    assert len(_lengths_of_groups([5] * 16, 1.0)) == 1
+    assert len(_lengths_of_groups([1, 2, 3, 9], 1e6)) == 1
+    assert len(_lengths_of_groups([9, 9, 1, 1, 1, 1], 25.0)) == 2

@@ -24,7 +24,7 @@ IntArray = NDArray[np.int64]
 MAX_GROUPED_TOKENS = 64  # longer segments (prefill) are attended alone
 _STEPS: IntArray = np.arange(1 << 16)
 NEGLIGIBLE_KEYS = 128  # padding below this is cheaper than another group
-NEGLIGIBLE_QUERIES = 16  # the same, of all requests of a group together; on a CPU
+GROUP_WORK = 25_000.0  # queries times keys that take as long as another group, with four heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,19 @@ class PackedBatch:
     order: list[int]  # segments in packed order
 
 
-def pack(segments: Sequence[Segment], block_size: int, device: torch.device) -> PackedBatch:
-    """Lay the segments out in one row, grouped for attention."""
+def pack(
+    segments: Sequence[Segment],
+    block_size: int,
+    device: torch.device,
+    group_work: float = GROUP_WORK,
+) -> PackedBatch:
+    """Lay the segments out in one row, grouped for attention.
+
+    `group_work` is what another group costs on a CPU: that many queries, times their keys.
+    """
     clusters = _cluster(segments)
     if device.type == "cpu":  # a GPU's kernel pads nothing, and every group costs uploads
-        clusters = [part for cluster in clusters for part in _parts(segments, cluster)]
+        clusters = [part for cluster in clusters for part in _parts(segments, cluster, group_work)]
     order = [index for cluster in clusters for index in cluster]
     tokens: list[int] = []
     positions: list[int] = []
@@ -178,18 +186,34 @@ def _cluster(segments: Sequence[Segment]) -> list[list[int]]:
     return [sorted(cluster) for cluster in clusters] + alone
 
 
-def _parts(segments: Sequence[Segment], cluster: Sequence[int]) -> list[list[int]]:
-    """The cluster, cut where too many queries would be padded to the longest of them."""
+def _parts(
+    segments: Sequence[Segment], cluster: Sequence[int], group_work: float
+) -> list[list[int]]:
+    """The cluster, cut by length where that saves more padding than another group costs.
+
+    The best of all cuts: of the longest ones, and of what is left by the best cut of it.
+    """
+    by_length: dict[int, list[int]] = {}
+    for index in cluster:
+        by_length.setdefault(len(segments[index].tokens), []).append(index)
+    if len(by_length) == 1:
+        return [list(cluster)]
+    lengths = sorted(by_length, reverse=True)
+    group = group_work / max(_num_keys(segments[index]) for index in cluster)  # in queries
+    best = [(0.0, 0)]  # of the first lengths: queries, and where the last part begins
+    for end in range(1, len(lengths) + 1):
+        members, cuts = 0, []
+        for first in range(end - 1, -1, -1):
+            members += len(by_length[lengths[first]])
+            cuts.append((best[first][0] + group + lengths[first] * members, first))
+        best.append(min(cuts))
     parts: list[list[int]] = []
-    width = padding = 0
-    for index in sorted(cluster, key=lambda i: -len(segments[i].tokens)):
-        length = len(segments[index].tokens)
-        padding += width - length
-        if not parts or padding > NEGLIGIBLE_QUERIES:
-            parts.append([])
-            width, padding = length, 0
-        parts[-1].append(index)
-    return [sorted(part) for part in parts]
+    end = len(lengths)
+    while end:
+        first = best[end][1]
+        parts.insert(0, sorted(i for length in lengths[first:end] for i in by_length[length]))
+        end = first
+    return parts
 
 
 def _belongs(longest: Segment, other: Segment) -> bool:

@@ -33,6 +33,8 @@ __all__ = ["Graphs", "ModelRunner", "eager_token_edges", "unwrap"]
 
 _EXACT_TOKENS, _FINE_TOKENS = 16, 256  # of a forward; up to the second, padding is below 8 tokens
 _FINE_STEP, _COARSE_STEP = 8, 32
+_GROUP_SCORES = 100_000  # of attention on a CPU, that take as long as another group of requests
+_COMPILED_GROUP_SCORES = 300_000  # the same where each shape of a group is compiled
 
 _LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
 _GROWING_ROPE = {"dynamic", "longrope"}
@@ -112,6 +114,8 @@ class ModelRunner:
         probed, self.vocab_size = self._probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
+        scores = _COMPILED_GROUP_SCORES if self._compiles_by_size else _GROUP_SCORES
+        self._group_work = scores / max(layer.num_heads for layer in self.layers)
         self.backend = backend_of(backend, self.layers, self.device)
         self.cache: KVCache | None = None
         self.graphs: Graphs | None = None
@@ -158,7 +162,7 @@ class ModelRunner:
                 return replayed
         cache = self.cache
         assert cache is not None
-        batch = pack(segments, cache.block_size, self.device)
+        batch = pack(segments, cache.block_size, self.device, self._group_work)
         if queries is not None:
             queries.arrange(batch.order)
         return self.compute(batch, self.backend, queries), batch.first_row
