@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -11,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sdcontrol.engine.kernels import reference
+from sdcontrol.engine.kernels import masks, reference
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import PageTable, Segment, ancestors, pack
+from sdcontrol.engine.packing import PageTable, Part, Segment, ancestors, pack
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 40
@@ -139,9 +138,9 @@ def attend_plainly(
     return torch.stack(out)
 
 
-def check_attention(case: Case, segments: Sequence[Segment]) -> None:
+def check_attention(case: Case, segments: Sequence[Segment], part_work: float) -> None:
     cache = case.cache()
-    batch = pack(segments, case.block_size, CPU)
+    batch = pack(segments, case.block_size, CPU, part_work)
     num_tokens = sum(len(segment.tokens) for segment in segments)
     generator = torch.Generator().manual_seed(case.seed + 1)
     query = torch.randn(
@@ -178,11 +177,13 @@ CASES = st.builds(
 @pytest.mark.parametrize("copied_bytes", [0, 1 << 40], ids=["one by one", "together"])
 @pytest.mark.parametrize("how", ["as they are", "with company", "by products"])
 @settings(max_examples=40)
-@given(kinds=KINDS, case=CASES)
+@given(kinds=KINDS, case=CASES, part_work=st.sampled_from([1.0, 100.0, 1e6]))
 def test_packed_attention_is_each_querys_own(
-    copied_bytes: int, how: str, kinds: list[str], case: Case
+    copied_bytes: int, how: str, kinds: list[str], case: Case, part_work: float
 ) -> None:
     """Chains, trees, chunks, sparse and per-head tables, windows: whatever stands beside it.
+
+    However finely groups are cut.
 
     Also where every odd number of rows gets one more, and where scores are kept.
     """
@@ -191,10 +192,11 @@ def test_packed_attention_is_each_querys_own(
         patch.setattr(reference, "_COPIED_BYTES_PER_CALL", copied_bytes)
         if how == "with company":
             patch.setattr(reference, "_BLOCK_ROWS", 2)
-            patch.setattr(reference, "_needs_company", lambda rows: True)
+            for module in (reference, masks):
+                patch.setattr(module, "needs_company", lambda rows: True)
         if how == "by products":
             patch.setattr(reference, "_are_products_faster", lambda keys: True)
-        check_attention(case, [maker.make(kind) for kind in kinds])
+        check_attention(case, [maker.make(kind) for kind in kinds], part_work)
 
 
 @pytest.mark.parametrize(
@@ -247,17 +249,15 @@ def test_products_in_bfloat16_are_as_near_to_the_truth_as_rounded_scores_allow()
     rows, keys, values = (
         torch.randn(shape, generator=generator).to(torch.bfloat16) for _ in range(3)
     )
-    mask = torch.zeros(3, 40, 40, dtype=torch.bfloat16)
+    mask = torch.zeros(2, 40, 40, dtype=torch.bfloat16)
     mask[1, :, 30:] = torch.finfo(torch.bfloat16).min
     out = reference._attend_by_products(rows, keys, values, mask, 0.25)
     truth = reference.functional.scaled_dot_product_attention(
-        rows.double(), keys.double(), values.double(), attn_mask=mask.double()[None], scale=0.25
+        rows.double(), keys.double(), values.double(), attn_mask=mask.double()[:, None], scale=0.25
     )
     assert (out.double() - truth).abs().max() < 0.02
-    assert torch.equal(
-        out[:, 0],
-        reference._attend_by_products(rows[:, :1], keys[:, :1], values[:, :1], None, 0.25)[:, 0],
-    )
+    alone = reference._attend_by_products(rows[:1], keys[:1], values[:1], None, 0.25)
+    assert torch.equal(out[:1], alone)
 
 
 @settings(max_examples=60)
@@ -316,37 +316,13 @@ def test_kv_bytes_are_those_of_all_layers() -> None:
     assert cache.num_bytes == 3 * NUM_BLOCKS * 4 * 2 * (KEY_DIM + VALUE_DIM) * 8
 
 
-def _lengths_of_groups(lengths: list[int], group_work: float) -> list[list[int]]:
-    """How many tokens each segment of each group has; all have the same keys before them."""
+def test_the_parts_of_a_group_hold_its_requests_in_order() -> None:
     table = PageTable(np.arange(1, 9))
+    lengths = [2, 9, 1, 9, 2]
     rows = [Segment([7] * n, 16, table, list(range(16, 16 + n)), n) for n in lengths]
-    return [group.lengths for group in pack(rows, 4, CPU, group_work).groups]
-
-
-@pytest.mark.parametrize("lengths", [[9] * 8 + [1] * 24, [1 + row % 9 for row in range(32)]])
-@pytest.mark.parametrize("group_queries", [1.0, 8.0, 40.0, 1000.0])
-def test_requests_are_grouped_by_length_at_the_least_cost(
-    lengths: list[int], group_queries: float
-) -> None:
-    """Of all ways to cut the sorted lengths, padding and further groups together cost least."""
-    keys = 16 + max(lengths)
-    groups = _lengths_of_groups(lengths, group_queries * keys)
-    assert sorted(n for group in groups for n in group) == sorted(lengths)
-
-    def cost(parts: list[list[int]]) -> float:
-        return sum(group_queries + max(part) * len(part) for part in parts)
-
-    distinct = sorted(set(lengths))
-    least = min(
-        cost([[n for n in lengths if low <= n < high] for low, high in pairwise(ends)])
-        for count in range(len(distinct))
-        for inner in combinations(distinct[1:], count)
-        for ends in [(distinct[0], *inner, distinct[-1] + 1)]
-    )
-    assert cost(groups) == pytest.approx(least)
-
-
-def test_unequal_drafts_share_a_group_where_groups_are_dear() -> None:
-    assert len(_lengths_of_groups([5] * 16, 1.0)) == 1
-    assert len(_lengths_of_groups([1, 2, 3, 9], 1e6)) == 1
-    assert len(_lengths_of_groups([9, 9, 1, 1, 1, 1], 25.0)) == 2
+    (group,) = pack(rows, 4, CPU, 1.0).groups
+    assert group.lengths == [9, 9, 2, 2, 1]
+    assert group.parts == [Part(0, 2, 9), Part(2, 2, 2), Part(4, 1, 1)]
+    (together,) = pack(rows, 4, CPU, 1e6).groups
+    assert together.lengths == lengths
+    assert together.parts == [Part(0, 5, 9)]

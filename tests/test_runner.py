@@ -11,12 +11,12 @@ from tests.engine_support import tiny_model
 NUM_BLOCKS, BLOCK_SIZE = 16, 8
 
 
-def prefill(num_tokens: int) -> Segment:
-    """The first tokens of a request whose blocks follow the null block."""
+def prefill(num_tokens: int, num_logits: int | None = None) -> Segment:
+    """The first tokens of a request whose blocks follow the null block; all logits by default."""
     tokens = [3 + 5 * place % 40 for place in range(num_tokens)]
     pages = torch.arange(1, NUM_BLOCKS).numpy()
     slots = range(BLOCK_SIZE, BLOCK_SIZE + num_tokens)
-    return Segment(tokens, 0, PageTable(pages), slots, num_logits=num_tokens)
+    return Segment(tokens, 0, PageTable(pages), slots, num_logits=num_logits or num_tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -47,3 +47,20 @@ def test_sizes_for_which_products_are_compiled_are_few_and_change_nothing(
     )
     padded = {*range(1, 17), 24, 32, 40, 48, 56, 64, 72}
     assert computed == (padded if dtype == torch.bfloat16 else set(range(1, 70)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_logits_are_padded_as_tokens_are(dtype: torch.dtype) -> None:
+    model = tiny_model().to(dtype)
+    sizes: list[int] = []
+    head = model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda module, given: sizes.append(given[0].shape[-2]))
+    runner = ModelRunner(model, "torch")
+    runner.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    whole, _ = runner.forward([prefill(60)])
+    sizes.clear()
+    for wanted in range(17, 25):
+        logits, first = runner.forward([prefill(60, wanted)])
+        assert first == [0]
+        assert torch.equal(logits, whole[-wanted:])
+    assert set(sizes) == ({24} if dtype == torch.bfloat16 else set(range(17, 25)))

@@ -68,18 +68,20 @@ class KVCache:
         self.values[layer].index_copy_(1, slots, values)
 
     def span(self, layer: int, first_slot: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        """Keys and values `[kv_heads, 1, num_keys, dim]` of consecutive slots, without a copy."""
+        """Keys and values `[1, kv_heads, num_keys, dim]` of consecutive slots, without a copy."""
         keys = self.keys[layer].narrow(1, first_slot, num_keys)
         values = self.values[layer].narrow(1, first_slot, num_keys)
-        return keys.unsqueeze(1), values.unsqueeze(1)
+        return keys.unsqueeze(0), values.unsqueeze(0)
 
     def gather(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of page tables: `[kv_heads, requests, pages * block_size, dim]`.
+        """Keys and values of page tables: `[requests, kv_heads, pages * block_size, dim]`.
 
         `pages` is `[requests, pages]`, or `[requests, kv_heads, pages]` where heads differ.
         """
-        take = self._gather_per_head if pages.dim() == 3 else self._gather_shared
-        return take(self.keys[layer], pages), take(self.values[layer], pages)
+        heads = self.layers[layer].num_kv_heads
+        first = torch.arange(heads, device=pages.device).view(1, heads, 1) * self.num_blocks
+        index = first + (pages if pages.dim() == 3 else pages.unsqueeze(1))
+        return self._take(self.keys[layer], index), self._take(self.values[layer], index)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy tokens from slots to slots in every layer, both int64 `[moves]`.
@@ -89,20 +91,12 @@ class KVCache:
         for tensor in (*self.keys, *self.values):
             tensor[:, targets] = tensor[:, sources]
 
-    def _gather_shared(self, tensor: Tensor, pages: Tensor) -> Tensor:
+    def _take(self, tensor: Tensor, index: Tensor) -> Tensor:
+        """The blocks of every head at `index` `[requests, kv_heads, pages]`, as whole rows of memory."""
         heads, _, dim = tensor.shape
-        requests, num_pages = pages.shape
-        paged = tensor.view(heads, self.num_blocks, self.block_size, dim)
-        taken = paged.index_select(1, pages.reshape(-1))
-        return taken.view(heads, requests, num_pages * self.block_size, dim)
-
-    def _gather_per_head(self, tensor: Tensor, pages: Tensor) -> Tensor:
-        heads, _, dim = tensor.shape
-        requests, _, num_pages = pages.shape
-        offsets = torch.arange(heads, device=pages.device).view(heads, 1, 1) * self.num_blocks
-        paged = tensor.view(heads * self.num_blocks, self.block_size, dim)
-        taken = paged.index_select(0, (pages.transpose(0, 1) + offsets).reshape(-1))
-        return taken.view(heads, requests, num_pages * self.block_size, dim)
+        blocks = tensor.view(heads * self.num_blocks, self.block_size * dim)
+        taken = blocks.index_select(0, index.reshape(-1))
+        return taken.view(len(index), heads, -1, dim)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

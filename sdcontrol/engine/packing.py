@@ -4,27 +4,30 @@ Turns segments (tokens, where they go, what they may see) into the flat tensors 
 reads. Knows nothing of models, drafters or the scheduler.
 
     segments    [a a a][b][c c]            one after the other in one packed row
-    groups      {b} {a c}                  requests of like shape, padded to a rectangle each
+    groups      {a c b}                    requests of like context, whose keys are fetched together
+    parts       {a c} {b}                  requests of like length, padded to a rectangle each
     a query at slot s of its request sees key indices 0 .. limit, limit = s - shift
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdcontrol.engine.cutting import cut_by_length
 from sdcontrol.engine.drafters.base import ROOT
 
-__all__ = ["AttentionGroup", "PackedBatch", "PageTable", "Segment", "pack", "upload"]
+__all__ = ["AttentionGroup", "PackedBatch", "PageTable", "Part", "Segment", "pack", "upload"]
 
 IntArray = NDArray[np.int64]
 MAX_GROUPED_TOKENS = 64  # longer segments (prefill) are attended alone
 _STEPS: IntArray = np.arange(1 << 16)
 NEGLIGIBLE_KEYS = 128  # padding below this is cheaper than another group
-GROUP_WORK = 25_000.0  # queries times keys that take as long as another group, with four heads
+PART_WORK = 25_000.0  # queries times keys that take as long as another part, with four heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,17 @@ class Segment:
         return depths
 
 
+class Part(NamedTuple):
+    """Requests of a group, from the `first` on, padded to `width` queries each."""
+
+    first: int
+    num_requests: int
+    width: int
+
+
 @dataclass(slots=True)
 class AttentionGroup:
-    """Segments attended together, padded to a rectangle of queries and of keys."""
+    """Segments attended together: keys padded to those of the longest, queries by parts."""
 
     first_token: int  # the group's tokens stand at [first_token, first_token + num_tokens)
     num_tokens: int
@@ -74,7 +85,7 @@ class AttentionGroup:
     num_keys: int
     trees: list[tuple[int, ...] | None]
     first_slots: list[int] | None  # not None: each request's keys are consecutive from its slot
-    scatter: Tensor | None  # [num_tokens] index into requests * queries; None: no padding
+    parts: list[Part]  # of all requests, in their order
     members: Sequence[Segment]
     block_size: int
     masks: dict[tuple[int | None, torch.dtype, int, int], Tensor | None] = field(
@@ -90,7 +101,7 @@ class AttentionGroup:
 
     @property
     def num_queries(self) -> int:
-        """Width of the rectangle of queries."""
+        """Of the longest segment."""
         return max(self.lengths)
 
     @property
@@ -124,16 +135,16 @@ def pack(
     segments: Sequence[Segment],
     block_size: int,
     device: torch.device,
-    group_work: float = GROUP_WORK,
+    part_work: float = PART_WORK,
 ) -> PackedBatch:
     """Lay the segments out in one row, grouped for attention.
 
-    `group_work` is what another group costs on a CPU: that many queries, times their keys.
+    `part_work` is what another part of a group costs on a CPU: that many queries, times their keys.
     """
-    clusters = _cluster(segments)
-    if device.type == "cpu":  # a GPU's kernel pads nothing, and every group costs uploads
-        clusters = [part for cluster in clusters for part in _parts(segments, cluster, group_work)]
-    order = [index for cluster in clusters for index in cluster]
+    clusters = [[cluster] for cluster in _cluster(segments)]
+    if device.type == "cpu":  # a GPU's kernel pads nothing
+        clusters = [_parts(segments, cluster, part_work) for (cluster,) in clusters]
+    order = [index for parts in clusters for part in parts for index in part]
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -187,33 +198,12 @@ def _cluster(segments: Sequence[Segment]) -> list[list[int]]:
 
 
 def _parts(
-    segments: Sequence[Segment], cluster: Sequence[int], group_work: float
+    segments: Sequence[Segment], cluster: Sequence[int], part_work: float
 ) -> list[list[int]]:
-    """The cluster, cut by length where that saves more padding than another group costs.
-
-    The best of all cuts: of the longest ones, and of what is left by the best cut of it.
-    """
-    by_length: dict[int, list[int]] = {}
-    for index in cluster:
-        by_length.setdefault(len(segments[index].tokens), []).append(index)
-    if len(by_length) == 1:
-        return [list(cluster)]
-    lengths = sorted(by_length, reverse=True)
-    group = group_work / max(_num_keys(segments[index]) for index in cluster)  # in queries
-    best = [(0.0, 0)]  # of the first lengths: queries, and where the last part begins
-    for end in range(1, len(lengths) + 1):
-        members, cuts = 0, []
-        for first in range(end - 1, -1, -1):
-            members += len(by_length[lengths[first]])
-            cuts.append((best[first][0] + group + lengths[first] * members, first))
-        best.append(min(cuts))
-    parts: list[list[int]] = []
-    end = len(lengths)
-    while end:
-        first = best[end][1]
-        parts.insert(0, sorted(i for length in lengths[first:end] for i in by_length[length]))
-        end = first
-    return parts
+    """The cluster, cut by length where that saves more padding than another part costs."""
+    most_keys = max(_num_keys(segments[index]) for index in cluster)
+    lengths = [len(segments[index].tokens) for index in cluster]
+    return [[cluster[i] for i in part] for part in cut_by_length(lengths, part_work / most_keys)]
 
 
 def _belongs(longest: Segment, other: Segment) -> bool:
@@ -225,27 +215,27 @@ def _belongs(longest: Segment, other: Segment) -> bool:
 
 def _groups(
     segments: Sequence[Segment],
-    clusters: Sequence[Sequence[int]],
+    clusters: Sequence[Sequence[Sequence[int]]],
     block_size: int,
     device: torch.device,
 ) -> list[AttentionGroup]:
     groups: list[AttentionGroup] = []
     first_token = 0
     for cluster in clusters:
-        members = [segments[index] for index in cluster]
-        groups.append(_group(members, first_token, block_size, device))
+        parts = [[segments[index] for index in part] for part in cluster]
+        groups.append(_group(parts, first_token, block_size, device))
         first_token += groups[-1].num_tokens
     return groups
 
 
 def _group(
-    members: Sequence[Segment], first_token: int, block_size: int, device: torch.device
+    parts: Sequence[Sequence[Segment]], first_token: int, block_size: int, device: torch.device
 ) -> AttentionGroup:
+    members = [segment for part in parts for segment in part]
     lengths = [len(segment.tokens) for segment in members]
     queries = max(lengths)
     starts = [segment.start - segment.table.shift for segment in members]
     limits = np.array(starts, dtype=np.int64)[:, None] + np.arange(queries)[None, :]
-    padded = min(lengths) < queries
     return AttentionGroup(
         first_token=first_token,
         num_tokens=sum(lengths),
@@ -255,7 +245,7 @@ def _group(
         num_keys=max(_num_keys(segment) for segment in members),
         trees=[segment.parents for segment in members],
         first_slots=_first_slots(members, block_size),
-        scatter=_scatter(lengths, queries).to(device) if padded else None,
+        parts=_rectangles(parts),
         members=members,
         block_size=block_size,
     )
@@ -283,9 +273,12 @@ def _first_slots(members: Sequence[Segment], block_size: int) -> list[int] | Non
     return slots
 
 
-def _scatter(lengths: Sequence[int], queries: int) -> Tensor:
-    rows = [np.arange(length) + row * queries for row, length in enumerate(lengths)]
-    return torch.from_numpy(np.concatenate(rows))
+def _rectangles(parts: Sequence[Sequence[Segment]]) -> list[Part]:
+    first, rectangles = 0, []
+    for part in parts:
+        rectangles.append(Part(first, len(part), max(len(segment.tokens) for segment in part)))
+        first += len(part)
+    return rectangles
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:

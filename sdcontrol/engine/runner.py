@@ -33,8 +33,8 @@ __all__ = ["Graphs", "ModelRunner", "eager_token_edges", "unwrap"]
 
 _EXACT_TOKENS, _FINE_TOKENS = 16, 256  # of a forward; up to the second, padding is below 8 tokens
 _FINE_STEP, _COARSE_STEP = 8, 32
-_GROUP_SCORES = 100_000  # of attention on a CPU, that take as long as another group of requests
-_COMPILED_GROUP_SCORES = 300_000  # the same where each shape of a group is compiled
+_PART_SCORES = 100_000  # of attention on a CPU, that take as long as another part of a group
+_COMPILED_PART_SCORES = 300_000  # the same where each shape of a part is compiled
 
 _LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
 _GROWING_ROPE = {"dynamic", "longrope"}
@@ -114,8 +114,8 @@ class ModelRunner:
         probed, self.vocab_size = self._probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
-        scores = _COMPILED_GROUP_SCORES if self._compiles_by_size else _GROUP_SCORES
-        self._group_work = scores / max(layer.num_heads for layer in self.layers)
+        scores = _COMPILED_PART_SCORES if self._compiles_by_size else _PART_SCORES
+        self._part_work = scores / max(layer.num_heads for layer in self.layers)
         self.backend = backend_of(backend, self.layers, self.device)
         self.cache: KVCache | None = None
         self.graphs: Graphs | None = None
@@ -162,7 +162,7 @@ class ModelRunner:
                 return replayed
         cache = self.cache
         assert cache is not None
-        batch = pack(segments, cache.block_size, self.device, self._group_work)
+        batch = pack(segments, cache.block_size, self.device, self._part_work)
         if queries is not None:
             queries.arrange(batch.order)
         return self.compute(batch, self.backend, queries), batch.first_row
@@ -183,14 +183,15 @@ class ModelRunner:
         self.cache.move(index[0], index[1])
 
     def _logits(self, batch: PackedBatch) -> Tensor:
-        keep = {"logits_to_keep": batch.logit_rows} if self._keeps_rows else {}
-        ids, positions = batch.input_ids, batch.positions
+        ids, positions, rows = batch.input_ids, batch.positions, batch.logit_rows
         if self._compiles_by_size:
-            padding = (0, _padded(ids.shape[1]) - ids.shape[1])
-            ids, positions = functional.pad(ids, padding), functional.pad(positions, padding)
+            ids, positions, rows = (_pad(each) for each in (ids, positions, rows))
+        keep = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self.model(input_ids=ids, position_ids=positions, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
-        return logits if self._keeps_rows else logits.index_select(0, batch.logit_rows)
+        if not self._keeps_rows:
+            return logits.index_select(0, batch.logit_rows)
+        return logits[: len(batch.logit_rows)]
 
     def _probe(self) -> tuple[list[ProbedLayer], int]:
         """The attention layers that a forward goes through, and the width of its logits."""
@@ -236,6 +237,12 @@ def _padded(num_tokens: int) -> int:
         return num_tokens
     step = _FINE_STEP if num_tokens <= _FINE_TOKENS else _COARSE_STEP
     return -(-num_tokens // step) * step
+
+
+def _pad(values: Tensor) -> Tensor:
+    """With zeros at the end, as far as forwards are padded."""
+    count = values.shape[-1]
+    return functional.pad(values, (0, _padded(count) - count))
 
 
 def _check_model(model: PreTrainedModel) -> None:

@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from sdcontrol.engine.kernels.masks import attention_mask, needs_company
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import (
     MAX_GROUPED_TOKENS,
     AttentionGroup,
+    IntArray,
     PackedBatch,
-    ancestors,
+    upload,
 )
 
 __all__ = ["TorchAttention"]
@@ -62,7 +64,7 @@ def _attend_group(
 
 def _attend_one_token(
     queries: Tensor,  # [heads, 1, dim]
-    keys: Tensor,  # [kv_heads, 1, keys, dim]
+    keys: Tensor,  # [1, kv_heads, keys, dim]
     values: Tensor,
     group: AttentionGroup,
     scale: float,
@@ -72,7 +74,7 @@ def _attend_one_token(
     if window is not None and window < group.num_keys:
         keys, values = keys[:, :, -window:], values[:, :, -window:]
     heads, _, dim = queries.shape
-    folded = queries.reshape(keys.shape[0], 1, -1, dim)
+    folded = queries.reshape(1, keys.shape[1], -1, dim)
     return _attend_rows(folded, keys, values, None, scale).reshape(1, heads, -1)
 
 
@@ -97,7 +99,7 @@ def _attend_one_by_one(
         num_keys = group.starts[row] + length
         keys, values = cache.span(layer, slot, num_keys)
         own = queries.narrow(1, first, length).view(kv_heads, shared, length, -1)
-        folded = own.transpose(1, 2).reshape(kv_heads, 1, length * shared, -1)
+        folded = own.transpose(1, 2).reshape(1, kv_heads, length * shared, -1)
         sees_all = length == 1 and cache.layers[layer].window is None
         seen = None if mask is None or sees_all else mask[row : row + 1, :, :num_keys]
         out = _attend_rows(folded, keys, values, seen, scale)
@@ -120,7 +122,7 @@ def _without_rest(keys: Tensor, values: Tensor, group: AttentionGroup) -> tuple[
 
 def _attend_alone(
     queries: Tensor,  # [heads, queries, dim]
-    keys: Tensor,  # [kv_heads, 1, keys, dim]
+    keys: Tensor,  # [1, kv_heads, keys, dim]
     values: Tensor,
     group: AttentionGroup,
     scale: float,
@@ -130,19 +132,19 @@ def _attend_alone(
     mask = None if causal else attention_mask(group, window, queries.dtype, 1, group.num_keys)
     out = functional.scaled_dot_product_attention(
         queries.unsqueeze(0),
-        keys.transpose(0, 1),
-        values.transpose(0, 1),
+        keys,
+        values,
         attn_mask=None if mask is None else mask[:, : queries.shape[1]].unsqueeze(0),
         is_causal=causal,
         scale=scale,
-        enable_gqa=queries.shape[0] != keys.shape[0],
+        enable_gqa=queries.shape[0] != keys.shape[1],
     )
     return out[0].transpose(0, 1)
 
 
 def _attend_folded(
-    queries: Tensor,
-    keys: Tensor,
+    queries: Tensor,  # [heads, tokens, dim]
+    keys: Tensor,  # [requests, kv_heads, keys, dim]
     values: Tensor,
     group: AttentionGroup,
     scale: float,
@@ -150,63 +152,69 @@ def _attend_folded(
 ) -> Tensor:
     """The query heads that share a KV head stand as further queries beside each other."""
     heads, _, dim = queries.shape
-    kv_heads = keys.shape[0]
+    kv_heads = keys.shape[1]
     shared = heads // kv_heads
-    requests, width = group.num_requests, group.num_queries
     mask = attention_mask(group, window, queries.dtype, shared, keys.shape[2])
-    if group.scatter is not None:
-        there, back = _folding(group, group.scatter, heads, kv_heads)
-        rows = queries.transpose(0, 1).reshape(-1, dim).index_select(0, there)
-        folded = rows.view(kv_heads, requests, width * shared, dim)
-        out = _attend_rows(folded, keys, values, mask, scale)
-        flat = out.reshape(-1, out.shape[-1]).index_select(0, back)
-        return flat.view(group.num_tokens, heads, -1)
-    rows = queries.view(kv_heads, shared, requests, width, dim)
-    folded = rows.permute(0, 2, 3, 1, 4).reshape(kv_heads, requests, width * shared, dim)
-    out = _attend_rows(folded, keys, values, mask, scale)
-    out = out.reshape(kv_heads, requests, width, shared, -1).permute(1, 2, 0, 3, 4)
-    return out.reshape(requests * width, heads, -1)
+    there, back = _folding(group, heads, kv_heads, queries.device)
+    folded = queries.transpose(0, 1).reshape(-1, dim).index_select(0, there)
+    parts: list[Tensor] = []
+    row = 0
+    for first, count, width in group.parts:
+        num_rows = count * heads * width
+        rows = folded.narrow(0, row, num_rows).view(count, kv_heads, width * shared, dim)
+        own = keys.narrow(0, first, count), values.narrow(0, first, count)
+        seen = None if mask is None else mask.narrow(0, first, count)
+        parts.append(_attend_rows(rows, *own, seen, scale).reshape(num_rows, -1))
+        row += num_rows
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out.index_select(0, back).view(group.num_tokens, heads, -1)
 
 
 def _folding(
-    group: AttentionGroup, scatter: Tensor, heads: int, kv_heads: int
+    group: AttentionGroup, heads: int, kv_heads: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Of unequal lengths: the row `(token, head)` of each folded query, any where one is padded; and
-    the folded query of each such row. Made once a forward and kept in the group."""
+    """The row `(token, head)` of each folded query, any where one is padded; and the folded query of
+    each such row. Made once a forward and kept in the group."""
     key = heads, kv_heads
     if key not in group.folds:
-        device, width, shared = scatter.device, group.num_queries, heads // kv_heads
-        token = torch.zeros(group.num_requests * width, dtype=torch.int64, device=device)
-        token[scatter] = torch.arange(group.num_tokens, device=device)
-        head = torch.arange(heads, device=device)
-        there = token.view(1, -1, width, 1) * heads + head.view(kv_heads, 1, 1, shared)
-        row = head // shared * len(token) + scatter.unsqueeze(1)
-        group.folds[key] = there.reshape(-1), (row * shared + head % shared).reshape(-1)
+        lengths = np.array(group.lengths)
+        starts = np.cumsum(lengths) - lengths
+        head = np.arange(heads).reshape(1, kv_heads, 1, -1)
+        there: list[IntArray] = []
+        back = np.empty(group.num_tokens * heads, dtype=np.int64)
+        num_rows = 0
+        for first, count, width in group.parts:
+            own = slice(first, first + count)
+            place = np.arange(width)
+            is_real = place < lengths[own, None]
+            token = np.where(is_real, starts[own, None] + place, 0)
+            rows = token[:, None, :, None] * heads + head
+            folded = np.arange(num_rows, num_rows + rows.size).reshape(rows.shape)
+            is_real = np.broadcast_to(is_real[:, None, :, None], rows.shape)
+            back[rows[is_real]] = folded[is_real]
+            there.append(rows.reshape(-1))
+            num_rows += rows.size
+        group.folds[key] = upload(np.concatenate(there), device), upload(back, device)
     return group.folds[key]
 
 
 def _attend_rows(
-    rows: Tensor,  # [kv_heads, requests, rows, dim]
-    keys: Tensor,  # [kv_heads, requests, keys, dim]
+    rows: Tensor,  # [requests, kv_heads, rows, dim]
+    keys: Tensor,  # [requests, kv_heads, keys, dim]
     values: Tensor,
     mask: Tensor | None,  # [requests, rows or more, keys]
     scale: float,
 ) -> Tensor:
-    """Every row over the keys that it sees, `[kv_heads, requests, rows, dim]`."""
+    """Every row over the keys that it sees, `[requests, kv_heads, rows, dim]`."""
     count = rows.shape[2]
     if _are_products_faster(keys):
         return _attend_by_products(rows, keys, values, mask, scale)
-    is_alone = count % _BLOCK_ROWS == 1 and _needs_company(rows)
+    is_alone = count % _BLOCK_ROWS == 1 and needs_company(rows)
     if is_alone:
         rows = functional.pad(rows, (0, 0, 0, 1))
-    seen = None if mask is None else mask[:, : rows.shape[2]].unsqueeze(0)
+    seen = None if mask is None else mask[:, : rows.shape[2]].unsqueeze(1)
     out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=scale)
     return out[:, :, :count] if is_alone else out
-
-
-def _needs_company(rows: Tensor) -> bool:
-    """Whether a row that is alone in its block would take longer than two."""
-    return rows.device.type == "cpu" and rows.dtype == torch.bfloat16
 
 
 def _are_products_faster(keys: Tensor) -> bool:
@@ -234,66 +242,7 @@ def _attend_by_products(
     if mask is None:
         scores.mul_(scale)
     else:
-        torch.add(mask[:, : rows.shape[2]], scores, alpha=scale, out=scores)
+        torch.add(mask[:, : rows.shape[2]].unsqueeze(1), scores, alpha=scale, out=scores)
     shares = scores.softmax(-1)
     out = torch.bmm(shares.flatten(0, 1), values.flatten(0, 1))
     return out.view(*rows.shape[:3], -1)
-
-
-def attention_mask(
-    group: AttentionGroup, window: int | None, dtype: torch.dtype, shared: int, num_keys: int
-) -> Tensor | None:
-    """Additive mask `[requests, queries * shared, keys]`; None: everything is visible.
-
-    Where a row may get company there is one more, which sees everything. Made once a forward and kept
-    in the group for the layers that follow.
-    """
-    if window is not None and window >= group.num_keys:
-        window = None
-    key = (window, dtype, shared, num_keys)
-    if key not in group.masks:
-        mask = _build_mask(group, window, dtype, num_keys)
-        folded = None if mask is None else mask.repeat_interleave(shared, dim=1)
-        if folded is not None and _needs_company(folded):
-            folded = functional.pad(folded, (0, 0, 0, 1))
-        group.masks[key] = folded
-    return group.masks[key]
-
-
-def _build_mask(
-    group: AttentionGroup, window: int | None, dtype: torch.dtype, num_keys: int
-) -> Tensor | None:
-    even = min(group.starts) + 1 == num_keys and group.num_queries == 1
-    if even and window is None:
-        return None
-    device = group.limits.device
-    index = torch.arange(num_keys, device=device)
-    limits = group.limits.unsqueeze(-1)
-    visible = index <= limits
-    if window is not None:
-        visible &= index > limits - window
-    for row, parents in enumerate(group.trees):
-        if parents is not None:
-            _show_tree(visible[row], group.starts[row], parents, window)
-    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(~visible, torch.finfo(dtype).min)
-
-
-def _show_tree(
-    visible: Tensor,  # [queries, keys] of one request
-    start: int,
-    parents: tuple[int, ...],
-    window: int | None,
-) -> None:
-    """Inside a draft, a node sees the path to its root; before it, what its depth allows."""
-    nodes = len(parents)
-    paths = ancestors(parents)
-    depths = paths.sum(1)
-    if window is not None:
-        paths &= depths[:, None] - depths[None, :] < window
-    rows = visible[1 : nodes + 1]
-    index = np.arange(visible.shape[1])[None, :]
-    first = -1 if window is None else (start + depths - window)[:, None]
-    before = (index <= start) & (index > first)
-    rows[:] = torch.from_numpy(before).to(visible.device)
-    rows[:, start + 1 : start + 1 + nodes] = torch.from_numpy(paths).to(visible.device)
