@@ -66,7 +66,13 @@ class Case:
         return [max(block - 1, 0) // 2 % len(self.phases)]
 
 
-_BLOCKS = {(1, "bundled"): 40, (4, "bundled"): 30, (1, "large"): 40, (4, "large"): 30}
+_BLOCKS = {
+    (1, "bundled"): 40,
+    (4, "bundled"): 30,
+    (16, "bundled"): 40,
+    (1, "large"): 40,
+    (4, "large"): 30,
+}
 """Counted blocks of a cell, by batch size and pair; 20 elsewhere."""
 
 
