@@ -183,9 +183,7 @@ def test_packed_attention_is_each_querys_own(
 ) -> None:
     """Chains, trees, chunks, sparse and per-head tables, windows: whatever stands beside it.
 
-    However finely groups are cut.
-
-    Also where every odd number of rows gets one more, and where scores are kept.
+    However finely groups are cut, also where every odd number of rows gets one more, and where scores are kept.
     """
     maker = SegmentMaker(case)
     with pytest.MonkeyPatch.context() as patch:

@@ -141,9 +141,11 @@ def pack(
 
     `part_work` is what another part of a group costs on a CPU: that many queries, times their keys.
     """
-    clusters = [[cluster] for cluster in _cluster(segments)]
-    if device.type == "cpu":  # a GPU's kernel pads nothing
-        clusters = [_parts(segments, cluster, part_work) for (cluster,) in clusters]
+    pads = device.type == "cpu"  # a GPU's kernel does not
+    clusters = [
+        _parts(segments, cluster, part_work) if pads else [cluster]
+        for cluster in _cluster(segments)
+    ]
     order = [index for parts in clusters for part in parts for index in part]
     tokens: list[int] = []
     positions: list[int] = []
