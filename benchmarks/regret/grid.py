@@ -70,6 +70,7 @@ _BLOCKS = {
     (1, "bundled"): 40,
     (4, "bundled"): 30,
     (16, "bundled"): 40,
+    (16, "large"): 40,
     (1, "large"): 40,
     (4, "large"): 30,
 }
