@@ -50,7 +50,8 @@ class Said(NamedTuple):
 
     arms: tuple[str, ...]
     is_allowed: NDArray[np.bool_]  # [arms, requests]
-    values: FloatArray  # what `sorted_out` takes; says of columns come first
+    values: FloatArray  # what `sorted_out` takes; `says` comes first
+    says: tuple[bool, ...]  # by arm and column, whether any hint says anything
     kv_tokens: int  # of all requests
 
 
@@ -82,21 +83,27 @@ def columns_of(view: BatchView) -> Columns:
     kept = view._columns
     if isinstance(kept, Columns):
         return kept
-    arms, is_allowed, values, kv_tokens = said = said_of(view)
-    columns = Columns(arms, is_allowed, *sorted_out(values, *is_allowed.shape), kv_tokens, said)
+    said = said_of(view)
+    numbers = sorted_out(said.values, *said.is_allowed.shape)
+    columns = Columns(said.arms, said.is_allowed, *numbers, said.kv_tokens, said)
     object.__setattr__(view, "_columns", columns)
     return columns
 
 
 def said_of(view: BatchView) -> Said:
     """The view's numbers as they were read, at the first call, and kept with it."""
+    said = _kept(view)
+    if said is None:
+        said = _read(view.requests)
+        object.__setattr__(view, "_columns", said)
+    return said
+
+
+def _kept(view: BatchView) -> Said | None:
     kept = view._columns
     if isinstance(kept, Columns):
         return kept.said
-    if not isinstance(kept, Said):
-        kept = _read(view.requests)
-        object.__setattr__(view, "_columns", kept)
-    return kept
+    return kept if isinstance(kept, Said) else None
 
 
 def read_steps(observations: Sequence[Observation]) -> tuple[Said, Outcomes]:
@@ -104,8 +111,31 @@ def read_steps(observations: Sequence[Observation]) -> tuple[Said, Outcomes]:
     if len(observations) == 1:
         said = said_of(observations[0].view)
     else:
-        said = _read([request for one in observations for request in one.view.requests])
+        said = _side_by_side([_kept(one.view) for one in observations])
+        said = said or _read([request for one in observations for request in one.view.requests])
     return said, _read_outcomes(observations, said.arms)
+
+
+def _side_by_side(read: Sequence[Said | None]) -> Said | None:
+    """Views as one, in order; None where some were not read, or their hints speak of different things."""
+    views = [view for view in read if view is not None]
+    if len(views) < len(read):
+        return None
+    arms, _, values, says, _ = views[0]
+    if any(view.arms != arms or view.says != says for view in views):
+        return None
+    tables = [view.values[len(says) :].reshape(2 + sum(says), -1) for view in views]
+    allowed = [view.is_allowed for view in views]
+    is_uniform = all(one is _everything(one.shape) for one in allowed)
+    table = np.hstack(tables)
+    shape = len(arms), table.shape[1]
+    return Said(
+        arms,
+        _everything(shape) if is_uniform else np.hstack(allowed),
+        np.concatenate((values[: len(says)], table.ravel())),
+        says,
+        sum([view.kv_tokens for view in views]),
+    )
 
 
 def _read(requests: Sequence[RequestView]) -> Said:
@@ -116,7 +146,7 @@ def _read(requests: Sequence[RequestView]) -> Said:
     shape = len(arms), len(requests)
     hints = [request.hints for request in requests]
     hinted = set().union(*hints)
-    says: list[bool] = []  # by arm and column, whether any hint says anything
+    says: list[bool] = []
     contexts = [request.context_tokens for request in requests]
     values: list[float | None] = [
         *contexts,
@@ -139,7 +169,8 @@ def _read(requests: Sequence[RequestView]) -> Said:
             if says[-1]:
                 values += said
     is_allowed = _everything(shape) if is_uniform else _allowed(arms, menus)
-    return Said(arms, is_allowed, np.array(says + values, np.float64), sum(contexts))
+    numbers = np.array(says + values, np.float64)
+    return Said(arms, is_allowed, numbers, tuple(says), sum(contexts))
 
 
 @lru_cache

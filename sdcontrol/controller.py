@@ -222,8 +222,11 @@ class Controller:
     def _learn(self, observation: Observation) -> None:
         """As much of what the steps so far teach as is due, which may be nothing."""
         may_repeat, error = self._may_stand(observation), self._lessons.cost_error
-        parts = self._waiting.observe(observation, may_repeat=may_repeat, error=error)
-        self._lessons.take(observation, parts)
+        is_try = self._may_repeat is not None and not may_repeat
+        parts = self._waiting.observe(
+            observation, may_repeat=may_repeat, is_try=is_try, error=error
+        )
+        self._lessons.take(observation, parts, is_try=is_try)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

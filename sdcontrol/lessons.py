@@ -31,6 +31,7 @@ class Lessons:
         self._update_cost: Callable[[Observation], None] | None = getattr(cost, "update", None)
         self._unread: list[Observation] = []
         self._untimed: deque[Observation] = deque(maxlen=16)
+        self._tried: Observation | None = None  # the last in which something was tried, untimed
         self._lesson: Lesson | None = None  # that was read, and not learnt
         self._parts: dict[Part, Callable[[], None]] = {
             "read outcomes": self._read_outcomes,
@@ -45,8 +46,9 @@ class Lessons:
         last = getattr(self._cost, "last_prediction", None)
         return abs(last.log_error) if last is not None else 0.0
 
-    def take(self, observation: Observation, parts: Sequence[Part]) -> None:
-        """Keep a step, then learn `parts` of all that were kept, in order."""
+    def take(self, observation: Observation, parts: Sequence[Part], *, is_try: bool) -> None:
+        """Keep a step, then learn `parts` of all that were kept, in order; costs of a try before others."""
+        self._tried = observation if is_try else self._tried
         self._unread.append(observation)
         self._untimed.append(observation)
         for part in parts:
@@ -66,7 +68,7 @@ class Lessons:
             self._lesson = None
 
     def _judge_costs(self) -> None:
-        one = typical(self._untimed)
+        one, self._tried = self._tried or typical(self._untimed), None
         self._untimed.clear()
         if self._our_cost is not None:
             self._our_cost.judge(one)

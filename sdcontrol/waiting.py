@@ -76,20 +76,23 @@ class Waiting:
         self._is_news = True  # the last one
         self._begun: tuple[Part, ...] = ()  # the last that was
         self._puts_off = False
+        self._is_tried = False  # something, since costs were learnt
         self._cost_step = 0  # the last one that costs were learnt from
         self._cost_work: Sequence[int] = ()  # by request, the tokens that were verified in it
 
     def observe(
-        self, observation: Observation, *, may_repeat: bool, error: float
+        self, observation: Observation, *, may_repeat: bool, is_try: bool, error: float
     ) -> tuple[Part, ...]:
         """Take note of a step, and of its plan where that may stand for others.
 
+        Costs of one in which something was tried are news.
         What to learn now, in order: all that waits, this step included. `error` is the log-ratio by
         which the step that costs were learnt from last was off. Where learning may wait, outcomes and
         costs take turns, and each takes two steps unless it is urgent.
         """
         self._share.update(observation)
         self._steps += 1
+        self._is_tried |= is_try
         self._puts_off = self._share.weighs and self._steps >= _FIRST_STEPS
         self._notice(observation.view)
         self._is_news = not (self._puts_off and self._is_expected(observation))
@@ -135,11 +138,12 @@ class Waiting:
         if parts is OUTCOMES:
             self._num_waiting = self._num_news = self._num_rows = 0
         else:
+            self._is_tried = False
             self._cost_step, self._cost_work = observation.view.step, observation.proposed
         return parts
 
     def _takes_costs(self, observation: Observation, error: float, patience: int) -> bool:
-        if error >= _SURPRISE:
+        if error >= _SURPRISE or self._is_tried:
             return True
         is_sure = error < _SURE and observation.proposed == self._cost_work
         most = _SURE_COST_STEPS if is_sure else _COST_STEPS

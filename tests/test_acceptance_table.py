@@ -173,7 +173,7 @@ def test_a_what_if_replay_of_the_recorded_policy_takes_the_recorded_steps(
     """
     trace = _recorded(bundled, policy, tmp_path / "trace", drafters)
     observations = list(trace.observations())
-    times = RecordedTimes(trace.steps())
+    times = RecordedTimes(trace.steps(), trace.token_edges)
     result = what_if(trace, policy, times=times)
     assert times.num_repeated == result.num_steps == len(observations)
     seconds = sum(observation.timing.total_seconds for observation in observations)
@@ -183,6 +183,19 @@ def test_a_what_if_replay_of_the_recorded_policy_takes_the_recorded_steps(
     drafted = sum(sum(observation.drafted) for observation in observations)
     accepted = sum(sum(observation.accepted) for observation in observations)
     assert result.wasted_draft_tokens == drafted - accepted
+
+
+def test_a_what_if_replay_knows_to_what_the_recorded_engine_padded_its_forwards(
+    bundled: _Bundled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans of `goodput` hang on it: the replay is the recording only if it is told."""
+    padded = tuple(range(6, 66, 6))
+    monkeypatch.setattr("sdcontrol.engine.parts.eager_token_edges", lambda *_: padded)
+    trace = _recorded(bundled, "goodput", tmp_path / "trace")
+    assert trace.token_edges == padded
+    times = RecordedTimes(trace.steps(), trace.token_edges)
+    result = what_if(trace, "goodput", times=times)
+    assert times.num_repeated == result.num_steps == trace.num_steps
 
 
 @pytest.mark.parametrize("policy", ["static:ngram:4", "static:draft_model:3"])

@@ -510,7 +510,7 @@ def test_rounds_that_were_shared_are_not_kept_for_fewer(alone: bool) -> None:
         counts = tuple(choice.num_draft_tokens for choice in choices)
         timing = Timing({}, 0.01, controller_seconds=0.01)
         seen = Observation(shown, Plan(choices), counts, counts, (0, 0), (1, 1), timing)
-        waiting.observe(seen, may_repeat=True, error=0.0)
+        waiting.observe(seen, may_repeat=True, is_try=False, error=0.0)
 
     model, look_up = Choice.of(ARMS[1], 2), Choice.of(ARMS[0], 8)
     for step in range(40):
@@ -543,7 +543,7 @@ def test_what_a_request_that_has_just_come_was_given_stands_until_something_is_l
         timing = Timing({}, 0.01, controller_seconds=0.01)
         seen = Observation(view, Plan((choice,)), (2,), (2,), (0,), (1,), timing)
         waiting.repeated(view)
-        parts = waiting.observe(seen, may_repeat=True, error=0.0)
+        parts = waiting.observe(seen, may_repeat=True, is_try=False, error=0.0)
     assert "learn outcomes" in parts
     plan = waiting.repeated(replace(view, step=41))
     assert (plan is None) == (generated == 1)
@@ -563,7 +563,7 @@ def test_learning_by_halves_takes_two_steps_that_need_no_new_plan_where_there_ar
         timing = Timing({}, 0.01, controller_seconds=0.001)
         nothing, ones = (0,) * batch, (1,) * batch
         seen = Observation(view, plan, counts, counts, nothing, ones, timing)
-        parts = waiting.observe(seen, may_repeat=True, error=0.0)
+        parts = waiting.observe(seen, may_repeat=True, is_try=False, error=0.0)
         if step >= 100 and parts:
             begun.append((step, is_kept, parts))
     assert {parts for _, _, parts in begun} == {(part,) for part in (*OUTCOMES, *COSTS)}
@@ -662,7 +662,9 @@ def test_costs_are_learnt_less_often_the_better_they_are_predicted(
         view = view_of(step, 2)
         seen = decoded(view, Plan.uniform(view, "ngram", step % lengths), rng)
         timing = replace(seen.timing, controller_seconds=0.01)
-        parts = waiting.observe(replace(seen, timing=timing), may_repeat=False, error=error)
+        parts = waiting.observe(
+            replace(seen, timing=timing), may_repeat=False, is_try=False, error=error
+        )
         is_surprised = error >= 0.25 and parts == ("judge costs", "learn costs")
         assert len(parts) <= 1 or is_surprised or step < 31
         if "judge costs" in parts:

@@ -189,19 +189,19 @@ def test_one_settled_step_in_four_is_learnt_and_every_one_in_a_row_of_surprises(
     pace = Pace()
     for _ in range(100):
         pace.judge(0.0)
-        pace.skips(("ngram",))
-    calm = [pace.skips(("ngram",)) for _ in range(40)]
+        pace.skips(("ngram",), 8)
+    calm = [pace.skips(("ngram",), 8) for _ in range(40)]
     assert calm.count(False) == 10
     for _ in range(3):
         pace.judge(0.5)
-    assert not any(pace.skips(("ngram",)) for _ in range(40))
+    assert not any(pace.skips(("ngram",), 8) for _ in range(40))
 
 
 def test_a_new_kind_of_step_is_learnt_from_the_first() -> None:
     pace = Pace()
     for _ in range(100):
-        pace.skips(())
-    assert not any(pace.skips(("draft_model",)) for _ in range(40))
+        pace.skips((), 8)
+    assert not any(pace.skips(("draft_model",), 8) for _ in range(40))
 
 
 def test_a_measurement_enters_the_normal_equations_with_its_weight() -> None:

@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from sdcontrol.controller import Controller
 from sdcontrol.core import Observation, Timing
 from sdcontrol.errors import TraceError
 from sdcontrol.traces.bundled import bundled_trace
 from sdcontrol.traces.fitted_times import FittedTimes, work_of
 from sdcontrol.traces.lines import Line
 from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.recorded_times import RecordedTimes
+from sdcontrol.traces.simulate import Simulation
 from sdcontrol.traces.step_times import DraftWork, NoisyTimes, StepWork
 from sdcontrol.traces.what_if import simulate
 from tests.simulate_support import SMALL, DicePlanner, drawn_workload, finished
@@ -34,6 +37,19 @@ class _Machine:
     def _draft(self, work: DraftWork) -> float:
         rounds, tokens = len(work.requests_by_round), sum(work.requests_by_round)
         return 7e-4 * rounds + 3e-6 * tokens + 1e-6 * work.catch_up_tokens
+
+
+class _Padding(_Machine):
+    """The same, whose forwards are padded where no prompt is computed."""
+
+    token_edges = (16, 32, 48, 64)
+
+    def timing(self, work: StepWork) -> Timing:
+        tokens = work.num_requests + work.draft_tokens
+        padding = 0 if work.prefill_tokens else -tokens % 16
+        more = 4e-4 * (work.draft_tokens + padding)
+        timing = super().timing(work)
+        return replace(timing, verify_seconds=timing.verify_seconds + more)
 
 
 @cache
@@ -143,6 +159,36 @@ def test_steps_far_beyond_the_recorded_are_warned_of_once_and_then_refused() -> 
         fitted.timing(replace(usual, num_requests=17))
     with pytest.raises(TraceError, match="tokens of context"):
         fitted.timing(replace(usual, kv_tokens=100_000))
+
+
+def test_forwards_that_are_padded_take_the_time_of_what_they_are_padded_to() -> None:
+    """Told of the edges, the fit has the stairs; not told, it is off by up to a stair."""
+    planner = DicePlanner(3)
+    finished(drawn_workload(23, 60), planner, times=_Padding())
+    edges = _Padding.token_edges
+    told, untold = FittedTimes(planner.observations, edges), FittedTimes(planner.observations)
+    off = [
+        max(
+            abs(times.timing(work).verify_seconds / _Padding().timing(work).verify_seconds - 1.0)
+            for work in (StepWork(4, drafts, 200, 0, 4) for drafts in range(45))
+        )
+        for times in (told, untold)
+    ]
+    assert off[0] < 0.05 < 0.1 < off[1]
+    assert (told.token_edges, untold.token_edges) == (edges, ())
+
+
+def test_a_simulation_tells_its_planner_to_what_forwards_are_padded() -> None:
+    """As an engine does; also where times are noisy, or recorded. Times without padding say nothing."""
+    noisy = NoisyTimes(_Padding(), relative_noise=0.1)
+    recorded = RecordedTimes(Trace(bundled_trace()).steps(), _Padding.token_edges)
+    for times in (_Padding(), noisy, recorded):
+        controller = Controller("goodput", clock=None)
+        Simulation(drawn_workload(2, 6), controller, times, SMALL)
+        assert controller.token_edges == _Padding.token_edges
+    controller = Controller("goodput", clock=None, token_edges=(8,))
+    Simulation(drawn_workload(2, 6), controller, _Machine(), SMALL)
+    assert controller.token_edges == (8,)
 
 
 def test_what_surrounds_a_forward_is_priced_by_what_is_done_there() -> None:

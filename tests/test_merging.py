@@ -77,6 +77,41 @@ def test_several_steps_are_read_as_one_with_every_request_in_order() -> None:
     assert read_steps(steps[:1])[0] is said_of(steps[0].view)
 
 
+def test_views_that_were_read_are_put_side_by_side_as_if_read_together() -> None:
+    """Whatever their hints speak of, and who may use what; also where one of them was not read."""
+    rng = np.random.default_rng(4)
+    for batches in (("ab", "abc", "c"), ("ab", "", "c"), ("", "")):
+        for kind in ("alike", "of other arms", "of other things"):
+            for unread in (False, True):
+                steps = [step_of(rng, n, ids, has_trees=False) for n, ids in enumerate(batches)]
+                steps = [_varied(step, kind) for step in steps]
+                together, _ = read_steps(steps)
+                for step in steps[unread:]:
+                    said_of(step.view)
+                said, _ = read_steps(steps)
+                assert said is not together
+                assert (said.arms, said.says) == (together.arms, together.says)
+                assert said.kv_tokens == together.kv_tokens
+                assert np.array_equal(said.values, together.values, equal_nan=True)
+                assert np.array_equal(said.is_allowed, together.is_allowed)
+                assert said.is_allowed.flags.c_contiguous
+                assert said.values.flags.c_contiguous
+
+
+def _varied(step: Observation, kind: str) -> Observation:
+    """The same step, of whose requests every second one is offered, or told, something else."""
+
+    def varied(row: int, request: RequestView) -> RequestView:
+        if kind == "alike" or (row + step.view.step) % 2:
+            return request
+        if kind == "of other arms":
+            return replace(request, drafters=ARMS[::-1], hints={})
+        return replace(request, hints={"draft_model": Hint(confidence=0.5, catch_up_tokens=3)})
+
+    requests = [varied(row, request) for row, request in enumerate(step.view.requests)]
+    return replace(step, view=replace(step.view, requests=tuple(requests)))
+
+
 def test_a_request_that_comes_often_has_one_place() -> None:
     rng = np.random.default_rng(2)
     estimator = AcceptanceEstimator()

@@ -182,7 +182,7 @@ class OnlineCost:
         expected = self._forward.seconds_of(load)
         self._compare(observation, expected + self._beside(drafts))
         self._learn_overhead(observation)
-        if not self._pace.skips(tuple(drafts)):
+        if not self._pace.skips(tuple(drafts), load.num_tokens):
             self._judged = _Judged(observation, load, drafts, expected)
 
     def learn(self) -> None:

@@ -16,6 +16,7 @@ from sdcontrol.estimators.machine_profile import read_profile
 from sdcontrol.estimators.roofline import Forward, RooflineCost
 from sdcontrol.experiments.parallel import Pool
 from sdcontrol.experiments.sources import Opened, Source, arrivals_of, open_source
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.traces.fitted_times import FittedTimes
 from sdcontrol.traces.replay_result import ReplayResult
 from sdcontrol.traces.simulate import SimulationSettings
@@ -108,7 +109,7 @@ def run_job(job: ReplayJob) -> ReplayResult:
         SimulationSettings.model_validate({**source.settings.model_dump(), **dict(job.settings)}),
         slo=job.slo,
         seed=job.seed + (facts.seed if facts is not None else 0),
-        max_draft_tokens=facts.max_draft_tokens if facts is not None else 8,
+        max_draft_tokens=facts.max_draft_tokens if facts is not None else DEPTH,
         start_seconds=start_seconds,
     )
 
@@ -127,7 +128,7 @@ def _fitted(source: Source) -> FittedTimes:
         raise ConfigError(
             f"{source.path} has no steps to fit step times to; give --hardware and --model"
         )
-    return FittedTimes(trace.observations())
+    return FittedTimes(trace.observations(), trace.token_edges)
 
 
 @lru_cache(maxsize=4)  # the policies of a source follow one another

@@ -13,7 +13,7 @@ from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, P
 from sdcontrol.policies.at_once import Answered, answer_at_once, refine_at_once
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
-from sdcontrol.policies.probing import Probing, is_probe
+from sdcontrol.policies.probing import Probing
 from sdcontrol.policies.problem import Problem
 from sdcontrol.policies.reading import (
     least_seconds,
@@ -22,6 +22,7 @@ from sdcontrol.policies.reading import (
     to_choices,
     without_prefill,
 )
+from sdcontrol.policies.tries import LENGTHS, try_of
 from sdcontrol.policies.worth import SAME, Pace, Worth, tokens_of, weigh_all
 
 __all__ = ["Goodput", "GoodputConfig"]
@@ -30,7 +31,7 @@ _MEMORY_BOUND, _COMPUTE_BOUND = 0.25, 0.75  # a further token's price in average
 
 
 class GoodputConfig(PolicyConfig):
-    """No setting needs tuning; `probe_share=0` never tries an arm that is off.
+    """No setting needs tuning; `probe_share=0` never tries an arm that is off, or lengths that are not the best.
 
     `waits_for_slowest=False` maximises the tokens of each step alone, also where requests that end are not
     replaced: a batch that is decoded to its end then waits longer for its slowest request.
@@ -56,7 +57,7 @@ class Goodput(Policy):
     """Maximises gain / step; beside a prefill chunk, gain - (tokens per second without it) * step.
 
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
-    time. A catch-up is spread over at most `catch_up_horizon_tokens`. Where `waits_for_slowest` and
+    time, and other lengths, where all steps are alike. A catch-up is spread over at most `catch_up_horizon_tokens`. Where `waits_for_slowest` and
     requests that end are not replaced, a token counts by what it saves of the batch's time (`worth`).
     """
 
@@ -95,8 +96,8 @@ class Goodput(Policy):
         return self.probing.probe(view, plan, weighed, answer) if may_probe else plan
 
     def may_repeat(self, plan: Plan) -> bool:
-        """Whether `plan` may stand for another step; one that tries an arm may not."""
-        return not is_probe(plan)
+        """Whether `plan` may stand for another step; one that tries something may not."""
+        return try_of(plan) is None
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """`plan` without the tokens that no longer pay, now that their confidences are known.
@@ -105,7 +106,7 @@ class Goodput(Policy):
         still cost their verification, and rounds to come their drafting.
         """
         drafted = [len(tokens) for tokens in confidence]
-        if plan.is_off or not any(drafted):
+        if plan.is_off or not any(drafted) or LENGTHS in plan.reason:
             return plan
         pace = self._pace(view)
         length = refine_at_once(view, plan, drafted, belief, pace)

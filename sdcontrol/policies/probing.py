@@ -12,6 +12,9 @@ more the arm could bring beside the plan of this very step (`upside`), the soone
 asked for falls as the allowance fills, so that nothing stays untried for ever; but what could bring
 next to nothing, even if it turned out well, is only rechecked, at the highest price that a probe may
 count for.
+
+The allowance also pays for other lengths than the best ones (`lengths`): where every step asks for as
+many tokens, what more or fewer would take is never seen, and a wrong price keeps itself up.
 """
 
 import math
@@ -22,10 +25,12 @@ import numpy as np
 from sdcontrol.columns import columns_of
 from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, FloatArray, Observation, Plan, family_of
+from sdcontrol.policies.lengths import Lengths, only
 from sdcontrol.policies.problem import Answer, Problem
+from sdcontrol.policies.tries import DRAFTING, LENGTHS, PRICE, PROBES, RECHECKS, Try, try_of
 from sdcontrol.policies.upside import cheapest, together, upside
 
-__all__ = ["Probing", "is_probe"]
+__all__ = ["Probing"]
 
 _SAVED_STEPS = 3.0  # steps' time that the allowance can hold
 _LOAN = 0.25  # of that, at the start
@@ -47,7 +52,6 @@ _STEPS_PER_LOOK, _RARE = 4, 16  # the latter where it weighs
 _QUIET_STEPS, _MOST_DOUBLED = 128, 2  # without a probe, after which looks become half as frequent
 _MOST_NOTED = 16  # steps that may be counted late: several at once take less than one by one
 _TOGETHER = 2.0  # times the outcomes per second of a lone try, for all to try at once
-_PROBES, _RECHECKS, _PRICE, _DRAFTING = "; probes ", "; rechecks ", " for at most ", " s beside "
 
 
 class Probing:
@@ -75,6 +79,7 @@ class Probing:
         self._measured: set[str] = set()  # families
         self._shadowed: set[str] = set()  # arms
         self._seen: dict[str, float] = {}  # by arm, tokens verified not long ago
+        self._lengths = Lengths()
 
     def update(self, observation: Observation) -> None:
         """Take note of a step; it is counted before the next look at what to probe."""
@@ -98,7 +103,8 @@ class Probing:
         self._count_seen(observation)
         timing = observation.timing
         seconds = timing.total_seconds
-        mark, probed, price, drafting = _probed(observation.plan)
+        tried = try_of(observation.plan)
+        probed = tried.arm if tried is not None else None
         for drafter in {choice.drafter for choice in observation.plan.choices}:
             if drafter is not None:
                 self._measured.add(family_of(drafter))
@@ -107,15 +113,24 @@ class Probing:
         is_decode = bool(observation.view.requests) and not observation.view.prefill_tokens
         if is_decode and 0.0 < seconds < _LONGEST_SECONDS:  # a prompt's time is no measure
             self._earn(seconds)
-        if probed is not None:
-            self._last_probe = self._steps
-            measured = timing.draft_seconds.get(family_of(probed), 0.0)
-            if 0.0 < measured < _LONGEST_SECONDS:
-                price = price + max(measured - drafting, 0.0) if drafting else max(price, measured)
-            price *= _MOST_WEIGHT if mark == _RECHECKS else self._weight(probed)
+        self._lengths.update(observation)
+        if tried is not None:
+            self._pay(tried, timing.draft_seconds.get(family_of(tried.arm), 0.0))
+
+    def _pay(self, tried: Try, measured: float) -> None:
+        """The price that was named; of an arm, with the drafting that was `measured`, and its weight."""
+        arm, price = tried.arm, tried.seconds
+        if tried.mark == LENGTHS:
             self._allowance -= price
-            self._spent[probed] = self._spent.get(probed, 0.0) + price
-            self._confirmed[probed] = self._confirmed.get(probed, 0) + 1
+            return
+        self._last_probe = self._steps
+        if 0.0 < measured < _LONGEST_SECONDS:
+            more = max(measured - tried.drafting, 0.0)
+            price = price + more if tried.drafting else max(price, measured)
+        price *= _MOST_WEIGHT if tried.mark == RECHECKS else self._weight(arm)
+        self._allowance -= price
+        self._spent[arm] = self._spent.get(arm, 0.0) + price
+        self._confirmed[arm] = self._confirmed.get(arm, 0) + 1
 
     def looks(self, view: BatchView) -> bool:
         """Whether this step is one to look for something to try."""
@@ -130,14 +145,16 @@ class Probing:
         return self._allowance > 0.0
 
     def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
-        """`plan`, or where the allowance pays for it, `plan` with one request, or all, trying an arm.
+        """`plan`, or where the allowance pays for it, `plan` with one request, or all, trying an arm;
+        or the best plan of other lengths.
 
         To be asked in a step that `looks`.
         """
+        arms = list(enumerate(problem.arms))
         drafting = set(answer.arm[answer.length > 0].tolist())
         off = [
             (family_of(arm) in self._measured, self._spent.get(arm, 0.0), a)
-            for a, arm in enumerate(problem.arms)
+            for a, arm in arms
             if a not in drafting and arm not in self._shadowed
         ]
         for is_measured, _, a in sorted(off):  # whoever is due and can be paid once is waited for
@@ -147,14 +164,15 @@ class Probing:
             if probe is None or probe.seconds > most_seconds:
                 continue
             if min(weight * probe.seconds, most_seconds) > self._allowance:
-                return plan
+                break
             unfilled = 1.0 - self._allowance / most_seconds
             hoped = self._return(problem, answer, a, probe)
             if hoped >= max(_LEAST_RETURN * unfilled, _HOPELESS):
-                return _with(plan, _PROBES, problem, a, probe)
+                return _with(plan, PROBES, problem, a, probe)
             if unfilled <= 0.0:
-                return _with(plan, _RECHECKS, problem, a, probe)
-        return plan
+                return _with(plan, RECHECKS, problem, a, probe)
+        known = only(problem, drafting | {a for a, arm in arms if arm in self._shadowed})
+        return self._lengths.others(view.step, plan, known, answer, self._allowance) or plan
 
     def _cheapest(
         self, view: BatchView, problem: Problem, answer: Answer, a: int, *, is_measured: bool
@@ -254,30 +272,11 @@ def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
 
 def _with(plan: Plan, mark: str, problem: Problem, a: int, probe: _Probe) -> Plan:
     arm, r, choices = problem.arms[a], probe.request, list(plan.choices)
-    words = f"{plan.reason}{mark}{arm}{_PRICE}{probe.seconds:.3g}"
+    words = f"{plan.reason}{mark}{arm}{PRICE}{probe.seconds:.3g}"
     if not probe.drafting:
         choices[r] = Choice.of(arm, probe.length)
         return Plan(tuple(choices), f"{words} s")
     for r, most in enumerate(problem.limit[a].tolist()):
         if most > 0:
             choices[r] = Choice.of(arm, min(probe.length, most))
-    return Plan(tuple(choices), f"{words}{_DRAFTING}{probe.drafting:.3g} s of drafting with all")
-
-
-def is_probe(plan: Plan) -> bool:
-    """Whether any of the plan's requests tries an arm that is off."""
-    return _probed(plan)[1] is not None
-
-
-def _probed(plan: Plan) -> tuple[str, str | None, float, float]:
-    """How `plan` tries an arm, which, if any, the seconds that it was expected to cost, and to draft with all."""
-    for mark in (_PROBES, _RECHECKS):
-        _, found, probe = plan.reason.rpartition(mark)
-        arm, _, seconds = probe.rpartition(_PRICE)
-        price, _, drafting = seconds.removesuffix(" s").partition(_DRAFTING)
-        try:
-            if found:
-                return mark, arm, float(price), float((drafting or "0").partition(" ")[0])
-        except ValueError:  # another policy's words
-            continue
-    return "", None, 0.0, 0.0
+    return Plan(tuple(choices), f"{words}{DRAFTING}{probe.drafting:.3g} s of drafting with all")

@@ -1,6 +1,6 @@
 """Step times fitted to a recording: straight lines in what a step computes and reads.
 
-    verify      1, the first 8 and 32 tokens, those beyond 64, requests, draft tokens, KV,
+    verify      1, the first 8 and 32 tokens, those beyond 64, requests, further tokens, KV,
                 KV x draft tokens, prefill tokens, prefill step, whether a model drafted before
     draft       1, rounds, draft tokens, KV read, catch-up tokens; per family
     overhead    1, requests, emitted tokens, prefill tokens, arms offered, drafts in shadow, and
@@ -8,10 +8,12 @@
     controller  1, requests
 
 `lines` says how they are fitted: to means, not medians, since what a replay adds up is the time of
-many steps. Knows observations and seconds; nothing of models or machines.
+many steps. Where forwards are padded, tokens are those that are computed. Knows observations and
+seconds; nothing of models or machines.
 """
 
 import copy
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from sdcontrol.core import Observation, Timing, family_of
@@ -38,10 +40,14 @@ _Rows = list[tuple[list[float], float]]
 class FittedTimes:
     """Step times of the machine and models that were recorded, and of the recorded controller.
 
+    `token_edges` are the numbers of tokens that its forwards were padded to, see `Trace.token_edges`.
     Raises `TraceError` where there is too little to fit.
     """
 
-    def __init__(self, observations: Iterable[Observation]) -> None:
+    def __init__(
+        self, observations: Iterable[Observation], token_edges: Sequence[int] = ()
+    ) -> None:
+        self.token_edges = tuple(sorted(token_edges))
         verify: _Rows = []
         overhead: _Rows = []
         controller: _Rows = []
@@ -52,7 +58,7 @@ class FittedTimes:
             if not work.num_tokens:
                 continue
             extents.append(_extent(work))
-            verify.append((_verify_features(work), timing.verify_seconds))
+            verify.append((self._verify_features(work), timing.verify_seconds))
             overhead.append((_overhead_features(work), timing.overhead_seconds))
             if work.num_requests:
                 controller.append(([1.0, work.num_requests], timing.controller_seconds))
@@ -91,7 +97,7 @@ class FittedTimes:
         self._check_extent(work)
         return Timing(
             draft_seconds={f: self._draft(f, w) for f, w in work.drafts.items()},
-            verify_seconds=self.verify.seconds(_verify_features(work)),
+            verify_seconds=self.verify.seconds(self._verify_features(work)),
             controller_seconds=self._controller(work),
             overhead_seconds=self.overhead.seconds(_overhead_features(work)),
         )
@@ -120,6 +126,24 @@ class FittedTimes:
         if self.controller is None or not work.num_requests:
             return 0.0
         return self.controller.seconds([1.0, work.num_requests])
+
+    def _verify_features(self, work: StepWork) -> list[float]:
+        tokens = work.num_requests + work.draft_tokens
+        if not work.prefill_tokens:
+            tokens = _padded(tokens, self.token_edges)
+        return [
+            1.0,
+            min(tokens, 8),
+            min(tokens, 32),
+            max(tokens - 64, 0),
+            work.num_requests,
+            tokens - work.num_requests,
+            work.kv_tokens,
+            work.verified_kv_tokens,
+            work.prefill_tokens,
+            1.0 if work.prefill_tokens else 0.0,
+            1.0 if any(family not in FREE_FAMILIES for family in work.drafts) else 0.0,
+        ]
 
 
 def work_of(observation: Observation) -> StepWork:
@@ -158,21 +182,10 @@ def _extent(work: StepWork) -> tuple[int, int]:
     return work.num_requests, work.kv_tokens
 
 
-def _verify_features(work: StepWork) -> list[float]:
-    tokens = work.num_requests + work.draft_tokens
-    return [
-        1.0,
-        min(tokens, 8),
-        min(tokens, 32),
-        max(tokens - 64, 0),
-        work.num_requests,
-        work.draft_tokens,
-        work.kv_tokens,
-        work.verified_kv_tokens,
-        work.prefill_tokens,
-        1.0 if work.prefill_tokens else 0.0,
-        1.0 if any(family not in FREE_FAMILIES for family in work.drafts) else 0.0,
-    ]
+def _padded(num_tokens: int, edges: Sequence[int]) -> int:
+    """The next edge; as many where there is none."""
+    place = bisect_left(edges, num_tokens)
+    return edges[place] if place < len(edges) else num_tokens
 
 
 def _overhead_features(work: StepWork) -> list[float]:

@@ -50,6 +50,12 @@ class Trace:
         return sum(file.rows for file in self._files["steps"])
 
     @property
+    def token_edges(self) -> tuple[int, ...]:
+        """The numbers of tokens that forwards were padded to; empty where they were not, or nobody said."""
+        controller = self.header.controller
+        return () if controller is None else controller.token_edges
+
+    @property
     def num_requests(self) -> int:
         """How many requests have a record."""
         return sum(file.rows for file in self._files["requests"])

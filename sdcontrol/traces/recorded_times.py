@@ -6,7 +6,7 @@ steps and seconds; nothing of models, machines or policies.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from sdcontrol.core import Timing
@@ -30,13 +30,15 @@ class _Taken:
 class RecordedTimes:
     """The recorded machine without a model of it, as far as a simulation repeats the recording.
 
-    For one simulation: recorded steps are used up. Raises `TraceError` where there is too little to
+    For one simulation: recorded steps are used up. `token_edges` are the numbers of tokens that
+    forwards were padded to, see `Trace.token_edges`. Raises `TraceError` where there is too little to
     fit the other steps to.
     """
 
-    def __init__(self, steps: Iterable[RecordedStep]) -> None:
+    def __init__(self, steps: Iterable[RecordedStep], token_edges: Sequence[int] = ()) -> None:
         recorded = list(steps)
-        self._fitted = FittedTimes(step.observation for step in recorded)
+        self._fitted = FittedTimes((step.observation for step in recorded), token_edges)
+        self.token_edges = self._fitted.token_edges
         self._waiting: dict[object, deque[_Taken]] = {}
         for step, pause_seconds in zip(recorded, _pauses(recorded), strict=True):
             facts = _facts(work_of(step.observation))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sdcontrol.core import Cost, FloatArray, Timing
+from sdcontrol.core import Cost, FloatArray, Planner, Timing
 from sdcontrol.errors import ConfigError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "StepTimes",
     "StepWork",
     "is_compute_bound",
+    "tell_padding",
 ]
 
 
@@ -56,11 +57,22 @@ class StepWork:
 
 
 class StepTimes(Protocol):
-    """How long a step takes."""
+    """How long a step takes.
+
+    One may have `token_edges`, the numbers of tokens that forwards are padded to: a simulation tells
+    them to its planner, as an engine does.
+    """
 
     def timing(self, work: StepWork) -> Timing:
         """Seconds of the phases of the step that does `work`."""
         ...
+
+
+def tell_padding(times: StepTimes, planner: Planner) -> None:
+    """Tell a planner that prices forwards to what these are padded, if they are."""
+    edges, pad_to = getattr(times, "token_edges", ()), getattr(planner, "pad_to", None)
+    if edges and pad_to is not None:
+        pad_to(edges)
 
 
 class CostTimes:
@@ -99,6 +111,7 @@ class NoisyTimes:
         if not 0.0 <= relative_noise <= 1.0:
             raise ConfigError(f"relative_noise {relative_noise}; give 0 to 1")
         self._times = times
+        self.token_edges: tuple[int, ...] = getattr(times, "token_edges", ())
         self._sigma = math.sqrt(math.log1p(relative_noise**2))
         self._generator = np.random.default_rng(seed)
 
