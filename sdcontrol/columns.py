@@ -111,8 +111,8 @@ def read_steps(observations: Sequence[Observation]) -> tuple[Said, Outcomes]:
     if len(observations) == 1:
         said = said_of(observations[0].view)
     else:
-        said = _side_by_side([_kept(one.view) for one in observations])
-        said = said or _read([request for one in observations for request in one.view.requests])
+        read = _side_by_side([_kept(one.view) for one in observations])
+        said = read or _read([request for one in observations for request in one.view.requests])
     return said, _read_outcomes(observations, said.arms)
 
 

@@ -21,7 +21,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._error = 0.0
-        self._steps: dict[tuple[str | int, ...], int] = {}
+        self._steps: dict[tuple[tuple[str, ...], int], int] = {}
 
     def judge(self, log_ratio: float) -> None:
         """Take note of how far a step was from its prediction; when they part, start over."""
@@ -32,6 +32,6 @@ class Pace:
 
     def skips(self, families: tuple[str, ...], num_tokens: int) -> bool:
         """Whether the step at hand is left out; counts it."""
-        kind = *families, round(_PER_OCTAVE * math.log2(max(num_tokens, 1)))
+        kind = families, round(_PER_OCTAVE * math.log2(max(num_tokens, 1)))
         steps = self._steps[kind] = self._steps.get(kind, 0) + 1
         return steps > _SETTLED_STEPS and steps % _EVERY != 0
