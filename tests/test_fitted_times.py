@@ -91,15 +91,16 @@ def test_a_short_run_predicts_the_rest_of_it(num_steps: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("num_steps", [30, 60])
-@pytest.mark.parametrize("first", [0, 45])
-def test_part_of_a_recording_predicts_the_rest_of_it(num_steps: int, first: int) -> None:
-    """Of steps that a machine took: within 15 %, and what it went slower or faster meanwhile."""
+def test_part_of_a_recording_predicts_the_rest_of_it(num_steps: int) -> None:
+    """Of steps that a machine took: every part within 30 %, parts within 15 % on average."""
     seen = list(Trace(bundled_trace()).observations())
-    part, rest = seen[first : first + num_steps], seen[:first] + seen[first + num_steps :]
-    whole = FittedTimes(seen)
-    drift = told_by_measured(whole, rest) / told_by_measured(whole, part)
-    told = told_by_measured(FittedTimes(part), rest)
-    assert told == pytest.approx(1.0, abs=0.15 + abs(drift - 1.0))
+    firsts = range(0, len(seen) - num_steps + 1, 15)
+    off = []
+    for first in firsts:
+        part, rest = seen[first : first + num_steps], seen[:first] + seen[first + num_steps :]
+        off.append(abs(told_by_measured(FittedTimes(part), rest) - 1.0))
+    assert max(off) < 0.3
+    assert sum(off) / len(off) < 0.15
 
 
 @given(
