@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.keeping import Keeping
 from benchmarks.simulated_regret import MACHINES
-from benchmarks.simulated_regret import _workload as made_up_texts
+from benchmarks.simulated_regret import workload_of as made_up_texts
 from sdcontrol.controller import Controller
 from sdcontrol.core import Observation
 from sdcontrol.engine.bundled import KINDS, held_out_prompts, load_bundled, load_bundled_tokenizer

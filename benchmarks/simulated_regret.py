@@ -124,7 +124,7 @@ def cells(machines: Sequence[str]) -> list[tuple[str, int, str]]:
 
 def measure(machine: str, batch: int, kind: str, seed: int) -> dict[str, object]:
     """Tokens per second of every setting in one cell, simulated."""
-    workload = _workload(kind, batch, seed)
+    workload = workload_of(kind, batch, seed)
     rates = {name: _rate(policy, machine, workload, batch, seed) for name, policy in FIXED.items()}
     best = max(rates, key=lambda name: rates[name])
     adaptive = _rate("goodput", machine, workload, batch, seed)
@@ -167,7 +167,7 @@ def _closed_rate(policy: object, machine: str, batch: int, kind: str, seed: int)
     )
     controller, tokens, seconds = Controller(policy), 0, 0.0  # type: ignore[arg-type]  # a name or a mapping
     for block in range(_CLOSED_BATCHES):
-        requests = list(_workload(kind, batch, seed + _CLOSED_BATCHES * block))[:batch]
+        requests = list(workload_of(kind, batch, seed + _CLOSED_BATCHES * block))[:batch]
         named = [replace(request, id=f"{block}-{request.id}") for request in requests]
         simulation = Simulation(Workload.of(kind, named), controller, times, settings)
         while simulation.has_work:
@@ -193,7 +193,8 @@ def _rate(policy: object, machine: str, workload: Workload, batch: int, seed: in
     return tokens / seconds
 
 
-def _workload(kind: str, batch: int, seed: int) -> Workload:
+def workload_of(kind: str, batch: int, seed: int) -> Workload:
+    """Four batches of requests of a kind, or of all in turn where it is "mixed"; 24 at least."""
     generator = np.random.default_rng(seed)
     count = -(-max(4 * batch, 24) // batch) * batch
     kinds = list(KINDS) if kind == "mixed" else [kind]

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from sdcontrol.answers import check_plan, check_shorter, plain
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.estimators.known_machine import KnownMachine, find_known
 from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.lessons import Lessons
 from sdcontrol.logs import EventLog
@@ -83,6 +85,7 @@ class Controller:
         clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
         self.policy, self.policy_config = _built(policy)
+        self._has_own_cost = cost is not None
         self.cost: Cost = cost if cost is not None else OnlineCost(token_edges=token_edges)
         self.acceptance: Acceptance = (
             acceptance if acceptance is not None else AcceptanceEstimator(max_draft_tokens)
@@ -91,6 +94,7 @@ class Controller:
         self.plan_budget_seconds = plan_budget_seconds
         self.max_draft_tokens = max_draft_tokens
         self.token_edges = tuple(token_edges)
+        self.machine: KnownMachine | None = None
         self.faults: Counter[str] = Counter()
         self.is_quarantined = False
         self.drafts: bool = getattr(self.policy, "drafts", True)
@@ -112,6 +116,23 @@ class Controller:
         if isinstance(self.cost, OnlineCost):
             self.cost.pad_to(token_edges)
         self.token_edges = tuple(token_edges)
+
+    def runs_on(self, device: str, models: Mapping[str, Mapping[str, object]]) -> None:
+        """Price as `price_by` says where device and models are known; an engine on a GPU says its own.
+
+        `device` by its driver's name, `models` as parsed `config.json`s: "target", and draft models by family.
+        """
+        machine = find_known(device, models)
+        if machine is not None:
+            self.price_by(machine)
+
+    def price_by(self, machine: KnownMachine) -> None:
+        """Start from its roofline, unless a cost was given or steps have been measured."""
+        if self._has_own_cost or self.num_observed:
+            return
+        self.machine = machine
+        self.cost = OnlineCost(machine.cost(), self.token_edges)
+        self._lessons = Lessons(self.acceptance, self.cost)
 
     def draft_at_most(self, max_draft_tokens: int) -> None:
         """Choose no more draft tokens than these, or than before if that is less; an engine says its own."""
@@ -147,14 +168,14 @@ class Controller:
             return Plan.off(view, "policy quarantined after repeated faults")
         for fault in faults:
             if fault.startswith(_PLAN_FAULTS):
-                return _plain(view, fault)
+                return plain(view, fault)
         started = self._clock() if self._clock is not None else 0.0
         try:
             plan = self._waiting.repeated(view) if self._may_repeat is not None else None
             if plan is None:
                 belief = self._belief(view) if self.learns else Belief({}, self.cost)
                 plan = self.policy.plan(view, belief)
-                _check(plan, view)
+                check_plan(plan, view)
         except PlanError as error:
             return self._without(view, "plan_impossible", error)
         except Exception as error:
@@ -185,7 +206,7 @@ class Controller:
             survival = self.acceptance.condition(view, plan, confidence, belief.survival)
             given = Belief(finite(survival), belief.cost)
             shorter: Plan = refine(view, plan, confidence, given)
-            _check_shorter(shorter, plan)
+            check_shorter(shorter, plan)
         except PlanError as error:
             self._fault(view, "refine_impossible", error)
             return plan
@@ -256,7 +277,7 @@ class Controller:
 
     def _without(self, view: BatchView, kind: str, error: Exception) -> Plan:
         self._fault(view, kind, error)
-        return _plain(view, kind)
+        return plain(view, kind)
 
     def _fault(self, view: BatchView, kind: str, error: Exception) -> None:
         self._pending.append(f"{kind}: {type(error).__name__}: {error}")
@@ -274,25 +295,3 @@ def _built(
         return policy, None
     config = policies.parse(policy)
     return config.build(), config
-
-
-def _plain(view: BatchView, fault: str) -> Plan:
-    return Plan.off(view, f"policy fault: {fault.partition(':')[0]}")
-
-
-def _check(plan: Plan, view: BatchView) -> None:
-    if not isinstance(plan, Plan):
-        raise PlanError(f"policy returned {type(plan).__name__}; return a Plan")
-    plan.check(view)
-
-
-def _check_shorter(shorter: Plan, plan: Plan) -> None:
-    if not isinstance(shorter, Plan) or len(shorter.choices) != len(plan.choices):
-        raise PlanError("refine returned no plan for the same requests; return a shortened Plan")
-    for row, (after, before) in enumerate(zip(shorter.choices, plan.choices, strict=True)):
-        is_suffix_dropped = after.num_draft_tokens <= before.num_draft_tokens
-        if not is_suffix_dropped or after.drafter not in (before.drafter, None):
-            raise PlanError(
-                f"refine changed {before} to {after} for request {row}; it may only lower "
-                "num_draft_tokens"
-            )

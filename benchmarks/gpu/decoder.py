@@ -22,7 +22,6 @@ from benchmarks.regret.shadows import SyntheticEngine
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.generation import Decoding
-from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request, StopRules
 from sdcontrol.engine.sampling import RowSampler
@@ -175,9 +174,7 @@ class Decoder:
     def _put_in(self, arm: Arm) -> None:
         """As if the engine had been made with this planner: off tells its drafters nothing."""
         engine = self.engine
-        engine.planner = PlannerGuard(arm.controller)
-        engine.planner.tell_limits(engine.token_edges, engine.config.max_draft_tokens)
-        engine.drafting._is_idle = engine.planner.never_drafts
+        engine._decode_by(arm.controller)
         engine.stats = arm.stats
         engine.stats.graphs = self.graphs
 

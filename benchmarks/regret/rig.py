@@ -17,7 +17,6 @@ from sdcontrol.controller import Controller
 from sdcontrol.core import Observation
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.generation import decoding_of, prepare_config
-from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.policies import Policy
@@ -167,9 +166,7 @@ class Rig:
     def _put_in(self, arm: Arm) -> None:
         """As if the engine had been made with this planner: off tells its drafters nothing."""
         engine = self.engine
-        engine.planner = PlannerGuard(arm.controller)
-        engine.planner.tell_limits(engine.token_edges, engine.config.max_draft_tokens)
-        engine.drafting._is_idle = engine.planner.never_drafts
+        engine._decode_by(arm.controller)
         engine.stats = arm.stats
 
     def _submit(self, prompt: Prompt, index: int, block: int, tokens: int) -> str:

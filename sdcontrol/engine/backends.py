@@ -4,6 +4,7 @@ Knows layers' shapes and devices; nothing of requests, drafts or settings beyond
 triton is imported only where it is wanted, since it may be absent.
 """
 
+import platform
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -27,6 +28,7 @@ __all__ = [
     "TritonKVCache",
     "backend_of",
     "cache_class_of",
+    "device_name",
     "device_scope",
     "page_bounds_of",
 ]
@@ -105,6 +107,12 @@ def backend_of(
 def device_scope(device: torch.device) -> AbstractContextManager[object]:
     """Makes `device` the thread's current one, where Triton launches; may be entered repeatedly."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def device_name(device: torch.device) -> str:
+    """By the name that its driver gives, a CPU by its architecture."""
+    is_cuda = device.type == "cuda"
+    return torch.cuda.get_device_name(device) if is_cuda else platform.machine()
 
 
 def cache_class_of(backend: AttentionBackend) -> type[KVCache]:

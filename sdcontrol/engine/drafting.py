@@ -56,7 +56,6 @@ class Drafting:
         vocab_size: int,
         allow_trees: bool,
         max_draft_tokens: int,
-        is_idle: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._drafters: dict[str, Drafter] = {}
@@ -67,7 +66,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._allow_trees = allow_trees
         self._max_draft_tokens = max_draft_tokens
-        self._is_idle = is_idle  # nobody will ever ask: drafters are told nothing
+        self.is_idle = False  # nobody will ever ask: drafters are told nothing
         self._faults: list[str] = []
         self._clock = clock
         self.quarantined: dict[str, str] = {}  # family: why
@@ -195,7 +194,7 @@ class Drafting:
         return drafts
 
     def _tell_all(self, request: Request, tell: Callable[[Drafter], None]) -> None:
-        for family, drafter in () if self._is_idle else self._drafters.items():
+        for family, drafter in () if self.is_idle else self._drafters.items():
             if family in self.quarantined or not request.may_draft(family):
                 continue
             try:

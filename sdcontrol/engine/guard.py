@@ -45,15 +45,14 @@ class PlannerGuard:
         """Whether it may shorten drafts once they, or a round of them, have been made."""
         return self._planner is not None and getattr(self._planner, "refines", True)
 
-    def tell_limits(self, token_edges: tuple[int, ...], max_draft_tokens: int) -> None:
-        """Tell it to what forwards are padded and how long drafts may be, where it wants to know."""
-        for name, told in (("pad_to", token_edges), ("draft_at_most", max_draft_tokens)):
-            tell = getattr(self._planner, name, None)
-            try:
-                if tell is not None:
-                    tell(told)
-            except Exception as error:
-                self._fault(name, error)
+    def tell(self, name: str, *told: object) -> None:
+        """Tell it something of the engine by its method `name`, where it has one."""
+        tell = getattr(self._planner, name, None)
+        try:
+            if tell is not None:
+                tell(*told)
+        except Exception as error:
+            self._fault(name, error)
 
     def refines_rounds_of(self, plan: Plan) -> bool:
         """Whether drafters are to wait for it after every round of `plan`, and not draft in full."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sdcontrol.core import Planner
+from sdcontrol.engine.backends import device_name
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.device_step import verify_of
 from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
@@ -43,7 +44,6 @@ class EngineParts:
         self.config = config or EngineConfig()
         self.model = unwrap(model)
         self.tokenizer = tokenizer
-        self.planner = PlannerGuard(planner)
         self.verifier = verifier_of(verification)
         self.runner = ModelRunner(self.model, self.config.attention_backend)
         self._verify_rows = verify_of(self.verifier, has_kernels=self.runner.has_kernels)
@@ -58,7 +58,6 @@ class EngineParts:
             vocab_size=self.runner.vocab_size,
             allow_trees=trees,
             max_draft_tokens=self.config.max_draft_tokens,
-            is_idle=self.planner.never_drafts,
         )
         self._intake = Intake(
             capacity_tokens=self.pool.capacity_tokens,
@@ -66,7 +65,7 @@ class EngineParts:
             vocab_size=self.runner.vocab_size,
         )
         self.stats = EngineStats(graphs=self._host.graph_stats)
-        self.planner.tell_limits(self.token_edges, self.config.max_draft_tokens)
+        self._decode_by(planner)
         self._events = Events(planner)
         self._is_closed = False
 
@@ -149,6 +148,14 @@ class EngineParts:
     def take_events(self) -> list[TokenEvent]:
         """What was emitted since the last call, in order."""
         return self._events.take()
+
+    def _decode_by(self, planner: Planner | None) -> None:
+        """Tell a planner what the engine is, and ask it from now on. There must be no requests."""
+        self.planner = PlannerGuard(planner)
+        self.planner.tell("pad_to", self.token_edges)
+        self.planner.tell("draft_at_most", self.config.max_draft_tokens)
+        self.planner.tell("runs_on", device_name(self.runner.device), self._host.model_configs)
+        self.drafting.is_idle = self.planner.never_drafts
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -70,6 +70,7 @@ _ALIASES = {
     "a100sxm480gb": "A100-80GB",
     "a100sxm440gb": "A100-40GB",
     "a100pcie40gb": "A100-40GB",
+    "a10080gbpcie": "A100-80GB",
     "h100": "H100-SXM",
     "h10080gbhbm3": "H100-SXM",
     "h100sxm5": "H100-SXM",

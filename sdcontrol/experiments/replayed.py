@@ -42,7 +42,7 @@ class TraceRunner:
             arm.name: _Continued(_controller(experiment, arm)) for arm in experiment.arms
         }
         self._recorded: Sequence[SimulatedRequest] = tuple(workload_of(trace))
-        self._times = FittedTimes(trace.observations(), trace.token_edges)
+        self._times = FittedTimes(trace.observations(), trace.token_edges, trace.machine)
         self._settings = settings_of(trace)
 
     @property
@@ -106,7 +106,7 @@ class _Continued:
         self.policy, self.cost = controller.policy, controller.cost
         self.drafts, self.learns = controller.drafts, controller.learns
         self._controller = controller
-        self.pad_to = controller.pad_to
+        self.pad_to, self.price_by = controller.pad_to, controller.price_by
         self._before = 0  # steps of earlier blocks
         self._shown: tuple[BatchView, BatchView] | None = None  # as it came, as it is shown
 

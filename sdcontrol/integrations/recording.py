@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sdcontrol.core import Planner
+from sdcontrol.engine.backends import device_name
 from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
@@ -78,9 +79,8 @@ def _shapes(
 
 
 def _machine(device: torch.device) -> dict[str, str | int]:
-    is_cuda = device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(device) if is_cuda else platform.machine(),
+        "device": device_name(device),
         "system": platform.system(),
         "cpus": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),

@@ -25,6 +25,7 @@ def facts_of(planner: Planner) -> tuple[TraceFacts, dict[str, Path]]:
         seed=planner.seed,
         max_draft_tokens=planner.max_draft_tokens,
         token_edges=planner.token_edges,
+        machine=planner.machine,
         plan_budget_seconds=planner.plan_budget_seconds,
         has_own_estimates=planner.has_own_estimates,
         steps_before=planner.num_observed,

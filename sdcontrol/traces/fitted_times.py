@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from sdcontrol.core import Observation, Timing, family_of
 from sdcontrol.errors import TraceError
+from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.loads import draft_loads
 from sdcontrol.logs import EventLog
 from sdcontrol.traces.lines import Line
@@ -40,14 +41,18 @@ _Rows = list[tuple[list[float], float]]
 class FittedTimes:
     """Step times of the machine and models that were recorded, and of the recorded controller.
 
-    `token_edges` are the numbers of tokens that its forwards were padded to, see `Trace.token_edges`.
+    `token_edges` are the numbers of tokens that its forwards were padded to, `machine` is what the controller
+    knew of it: see `Trace.token_edges`, `Trace.machine`.
     Raises `TraceError` where there is too little to fit.
     """
 
     def __init__(
-        self, observations: Iterable[Observation], token_edges: Sequence[int] = ()
+        self,
+        observations: Iterable[Observation],
+        token_edges: Sequence[int] = (),
+        machine: KnownMachine | None = None,
     ) -> None:
-        self.token_edges = tuple(sorted(token_edges))
+        self.token_edges, self.machine = tuple(sorted(token_edges)), machine
         verify: _Rows = []
         overhead: _Rows = []
         controller: _Rows = []

@@ -98,7 +98,7 @@ def summarise(trace: Trace) -> TraceSummary:
         summary.prompt_tokens += record.prompt_tokens
         summary.output_tokens += record.output_tokens
         summary.finish_reasons[record.finish_reason or "not ended"] += 1
-    regimes, cost, errors = RegimeFinder(trace.num_steps), OnlineCost(), []
+    regimes, cost, errors = RegimeFinder(trace.num_steps), _cost_of(trace), []
     for step in trace.steps():
         observation = step.observation
         end = step.start_seconds + observation.timing.total_seconds
@@ -112,6 +112,12 @@ def summarise(trace: Trace) -> TraceSummary:
     if known:
         summary.cost = CostSummary(len(known), median(known))
     return summary
+
+
+def _cost_of(trace: Trace) -> OnlineCost:
+    """As a fresh one would have been in the run."""
+    prior = None if trace.machine is None else trace.machine.cost()
+    return OnlineCost(prior, trace.token_edges)
 
 
 def _error(cost: OnlineCost, observation: Observation) -> float | None:

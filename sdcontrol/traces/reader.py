@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from sdcontrol.core import Observation
 from sdcontrol.errors import TraceError
+from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.traces.columns import REQUESTS, STEPS
 from sdcontrol.traces.header import read_header
 from sdcontrol.traces.parts import Part, digest_of, find_parts, open_table, reading
@@ -54,6 +55,12 @@ class Trace:
         """The numbers of tokens that forwards were padded to; empty where they were not, or nobody said."""
         controller = self.header.controller
         return () if controller is None else controller.token_edges
+
+    @property
+    def machine(self) -> KnownMachine | None:
+        """Whose roofline the controller started from; None where it knew none, or nobody said."""
+        controller = self.header.controller
+        return None if controller is None else controller.machine
 
     @property
     def num_requests(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from sdcontrol.core import Timing
+from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.traces.fitted_times import FittedTimes, work_of
 from sdcontrol.traces.schema import RecordedStep
 from sdcontrol.traces.step_times import StepWork
@@ -30,15 +31,19 @@ class _Taken:
 class RecordedTimes:
     """The recorded machine without a model of it, as far as a simulation repeats the recording.
 
-    For one simulation: recorded steps are used up. `token_edges` are the numbers of tokens that
-    forwards were padded to, see `Trace.token_edges`. Raises `TraceError` where there is too little to
+    For one simulation: recorded steps are used up. `token_edges` and `machine` are those of the trace. Raises `TraceError` where there is too little to
     fit the other steps to.
     """
 
-    def __init__(self, steps: Iterable[RecordedStep], token_edges: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        steps: Iterable[RecordedStep],
+        token_edges: Sequence[int] = (),
+        machine: KnownMachine | None = None,
+    ) -> None:
         recorded = list(steps)
-        self._fitted = FittedTimes((step.observation for step in recorded), token_edges)
-        self.token_edges = self._fitted.token_edges
+        self._fitted = FittedTimes((step.observation for step in recorded), token_edges, machine)
+        self.token_edges, self.machine = self._fitted.token_edges, machine
         self._waiting: dict[object, deque[_Taken]] = {}
         for step, pause_seconds in zip(recorded, _pauses(recorded), strict=True):
             facts = _facts(work_of(step.observation))

@@ -8,7 +8,7 @@ engines or tensors. Should writing fail, the run goes on and the trace ends ther
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -24,7 +24,7 @@ __all__ = ["Recorder"]
 
 _log = EventLog(__name__)
 
-_HEARD = ("max_draft_tokens", "token_edges")  # of a controller, what an engine tells it
+_HEARD = ("max_draft_tokens", "token_edges", "machine")  # of a controller, what an engine tells it
 
 
 @dataclass(slots=True)
@@ -95,12 +95,16 @@ class Recorder:
         """Tell the planner how long drafts may be, and keep it: choices depend on it."""
         self._tell("draft_at_most", max_draft_tokens)
 
-    def _tell(self, name: str, told: object) -> None:
+    def runs_on(self, device: str, models: Mapping[str, Mapping[str, object]]) -> None:
+        """Tell the planner what runs on which device, and keep what it makes of that: prices start from it."""
+        self._tell("runs_on", device, models)
+
+    def _tell(self, name: str, *told: object) -> None:
         """Pass on what an engine says, and write down what a controller makes of it."""
         tell = getattr(self._planner, name, None)
         if tell is None:
             return
-        tell(told)
+        tell(*told)
         if self._is_recording and self._facts.controller is not None:
             heard = {name: getattr(self._planner, name) for name in _HEARD}
             controller = self._facts.controller.model_copy(update=heard)

@@ -104,7 +104,7 @@ def controller_of(trace: Trace) -> Controller:
         raise TraceError(f"{trace.path}: the policy was given as an object; {remedy}")
     try:
         config = policies.parse(_with_kept_files(trace.path, trace.header, policy))
-        return Controller(
+        controller = Controller(
             config,
             seed=facts.seed,
             plan_budget_seconds=facts.plan_budget_seconds,
@@ -114,6 +114,9 @@ def controller_of(trace: Trace) -> Controller:
         )
     except ConfigError as error:
         raise TraceError(f"{trace.path}: policy {policy}: {error}; {remedy}") from error
+    if facts.machine is not None:
+        controller.price_by(facts.machine)
+    return controller
 
 
 def _with_kept_files(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from sdcontrol.core import Confidence, Observation, Plan
 from sdcontrol.errors import TraceError
+from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = [
@@ -41,6 +42,7 @@ class ControllerFacts(_Record):
     max_draft_tokens: int = Field(ge=1)
     plan_budget_seconds: float = Field(gt=0)
     token_edges: tuple[int, ...] = Field((), description="what the engine pads forwards to")
+    machine: KnownMachine | None = Field(None, description="whose roofline it started from, if any")
     has_own_estimates: bool = Field(False, description="its cost or acceptance was given to it")
     steps_before: int = Field(0, ge=0, description="observed before the recording began")
 

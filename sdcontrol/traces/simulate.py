@@ -24,7 +24,7 @@ from sdcontrol.traces.measurements import Measurements
 from sdcontrol.traces.simulated_cache import DraftCaches
 from sdcontrol.traces.simulated_drafting import SimulatedDrafting
 from sdcontrol.traces.simulated_drafts import Foreknowledge, LiveRequest
-from sdcontrol.traces.step_times import StepTimes, tell_padding
+from sdcontrol.traces.step_times import StepTimes, tell_engine
 from sdcontrol.traces.workload import SimulatedRequest, Workload
 
 __all__ = ["Simulation", "SimulationSettings"]
@@ -82,7 +82,7 @@ class Simulation:
         self._caches = DraftCaches(self._pool)
         self._drafting = SimulatedDrafting(planner, self._caches, self._drafters)
         self._times = times
-        tell_padding(times, planner)
+        tell_engine(times, planner)
         self._pause_of = getattr(times, "pause_seconds", None)
         self._pause_seconds = 0.0  # before the next step
         self._num_steps = 0

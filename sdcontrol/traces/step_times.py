@@ -13,6 +13,7 @@ import numpy as np
 
 from sdcontrol.core import Cost, FloatArray, Planner, Timing
 from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.known_machine import KnownMachine
 
 __all__ = [
     "CostTimes",
@@ -23,7 +24,7 @@ __all__ = [
     "StepTimes",
     "StepWork",
     "is_compute_bound",
-    "tell_padding",
+    "tell_engine",
 ]
 
 
@@ -59,8 +60,8 @@ class StepWork:
 class StepTimes(Protocol):
     """How long a step takes.
 
-    One may have `token_edges`, the numbers of tokens that forwards are padded to: a simulation tells
-    them to its planner, as an engine does.
+    One may have `token_edges`, the numbers of tokens that forwards are padded to, and a known `machine`:
+    a simulation tells them to its planner, as an engine does.
     """
 
     def timing(self, work: StepWork) -> Timing:
@@ -68,11 +69,14 @@ class StepTimes(Protocol):
         ...
 
 
-def tell_padding(times: StepTimes, planner: Planner) -> None:
-    """Tell a planner that prices forwards to what these are padded, if they are."""
+def tell_engine(times: StepTimes, planner: Planner) -> None:
+    """Tell a planner that prices forwards to what these are padded, and on what machine, if that is known."""
     edges, pad_to = getattr(times, "token_edges", ()), getattr(planner, "pad_to", None)
     if edges and pad_to is not None:
         pad_to(edges)
+    machine, price_by = getattr(times, "machine", None), getattr(planner, "price_by", None)
+    if machine is not None and price_by is not None:
+        price_by(machine)
 
 
 class CostTimes:
@@ -112,6 +116,7 @@ class NoisyTimes:
             raise ConfigError(f"relative_noise {relative_noise}; give 0 to 1")
         self._times = times
         self.token_edges: tuple[int, ...] = getattr(times, "token_edges", ())
+        self.machine: KnownMachine | None = getattr(times, "machine", None)
         self._sigma = math.sqrt(math.log1p(relative_noise**2))
         self._generator = np.random.default_rng(seed)
 

@@ -82,7 +82,7 @@ def what_if(
     return simulate(
         workload_of(trace),
         policy,
-        times or FittedTimes(trace.observations(), trace.token_edges),
+        times or FittedTimes(trace.observations(), trace.token_edges, trace.machine),
         settings or settings_of(trace),
         slo=slo,
         seed=facts.seed if facts is not None else 0,

@@ -80,6 +80,16 @@ class DraftHost:
         return Memory(per_token, fixed | ({_GRAPHS: graphs} if graphs else {}))
 
     @property
+    def model_configs(self) -> dict[str, dict[str, object]]:
+        """As in a `config.json`, in the dtype that was loaded: of the target, and of drafters by name."""
+        models = {"target": self.target.model}
+        models |= {name: runner.model for name, runner in self.runners.items()}
+        return {
+            role: {**model.config.to_dict(), "dtype": str(model.dtype)}
+            for role, model in models.items()
+        }
+
+    @property
     def blocks(self) -> BlockPool:
         """The pool, which exists once everybody has attached."""
         assert self.pool is not None

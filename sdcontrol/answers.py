@@ -1,0 +1,34 @@
+"""What a policy answers, and whether it can be carried out.
+
+Knows plans and views; nothing of policies, faults or what is believed.
+"""
+
+from sdcontrol.core import BatchView, Plan
+from sdcontrol.errors import PlanError
+
+__all__ = ["check_plan", "check_shorter", "plain"]
+
+
+def plain(view: BatchView, fault: str) -> Plan:
+    """No drafts, because of a fault."""
+    return Plan.off(view, f"policy fault: {fault.partition(':')[0]}")
+
+
+def check_plan(plan: Plan, view: BatchView) -> None:
+    """Raise `PlanError` where this is no plan for `view`."""
+    if not isinstance(plan, Plan):
+        raise PlanError(f"policy returned {type(plan).__name__}; return a Plan")
+    plan.check(view)
+
+
+def check_shorter(shorter: Plan, plan: Plan) -> None:
+    """Raise `PlanError` where this is not `plan` with fewer draft tokens."""
+    if not isinstance(shorter, Plan) or len(shorter.choices) != len(plan.choices):
+        raise PlanError("refine returned no plan for the same requests; return a shortened Plan")
+    for row, (after, before) in enumerate(zip(shorter.choices, plan.choices, strict=True)):
+        is_suffix_dropped = after.num_draft_tokens <= before.num_draft_tokens
+        if not is_suffix_dropped or after.drafter not in (before.drafter, None):
+            raise PlanError(
+                f"refine changed {before} to {after} for request {row}; it may only lower "
+                "num_draft_tokens"
+            )

@@ -1,0 +1,62 @@
+"""A device and models that are known by name and by size: what their steps cost before any is measured.
+
+Knows nothing of measurements; `machine_profile` does. The vendor's figures and what is usually reached
+of them say how a step's time depends on its tokens, on its context and on the drafter: a start, from
+which measurements go on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sdcontrol.core import FloatArray
+from sdcontrol.errors import ConfigError, UnknownName
+from sdcontrol.estimators import hardware, shapes
+from sdcontrol.estimators.hardware import Hardware
+from sdcontrol.estimators.roofline import Forward, RooflineCost
+from sdcontrol.estimators.shapes import ModelShape
+from sdcontrol.estimators.uninformed import share_of
+
+__all__ = ["KnownMachine", "find_known"]
+
+_TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMachine:
+    """Models on one device. `draft_models` go by family."""
+
+    hardware: Hardware
+    target: ModelShape
+    draft_models: Mapping[str, ModelShape] = field(default_factory=dict)
+
+    def cost(self) -> RooflineCost:
+        """What steps cost by the roofline: for a controller to start from."""
+        drafting = {
+            family: Forward(shape, self.hardware) for family, shape in self.draft_models.items()
+        }
+        return _Assumed(Forward(self.target, self.hardware), drafting)
+
+
+def find_known(device: str, models: Mapping[str, Mapping[str, object]]) -> KnownMachine | None:
+    """What is known of models on `device`, by the name that its driver gives; None where one is not.
+
+    `models` are parsed `config.json`s by role: "target", and families of draft models.
+    """
+    try:
+        found = {role: shapes.from_config(config) for role, config in models.items()}
+        return KnownMachine(hardware.by_name(device), found.pop(_TARGET), found)
+    except (ConfigError, UnknownName, KeyError):
+        return None
+
+
+class _Assumed(RooflineCost):
+    """The roofline; of a drafter that is no model of known size, a share of the target's forward."""
+
+    def draft_seconds(
+        self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
+    ) -> FloatArray:
+        """See `Cost`."""
+        share = 1.0 if family in self.draft_models else share_of(family)
+        return np.asarray(share * super().draft_seconds(family, num_requests, kv_tokens))
