@@ -142,6 +142,21 @@ def simulated_regret() -> str:
     return f"{table(heads, rows)}\n\n{made(found)}"
 
 
+def known_machine() -> str:
+    """By engine, told of the machine or not."""
+    found = results("known_machine")
+    rows = []
+    for engine in [*dict.fromkeys(row["engine"] for row in found["results"]), ""]:
+        mine = [row for row in found["results"] if row["engine"] == engine or not engine]
+        for name in ("untold", "told"):
+            ratios = sorted(row[f"{name}_over_best_fixed"] for row in mine)
+            figures = (ratios[0], ratios[len(ratios) // 10], fmean(ratios))
+            words = (f"{value:.3f}" for value in figures)
+            rows.append((engine or "all", {"untold": "nothing", "told": "the roofline"}[name], *words))
+    heads = ("engine", "starts from", "over the best fixed, least", "a tenth lies below", "mean")
+    return f"{table(heads, rows)}\n\n{made(found)}"
+
+
 def closed_batches() -> str:
     """Simulated machines, means of seeds; live cells with their intervals."""
     found = results("closed_batches")
@@ -377,6 +392,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         policies,
         acceptance,
         simulated_regret,
+        known_machine,
         closed_batches,
         regret,
         learned,
