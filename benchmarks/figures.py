@@ -152,7 +152,9 @@ def known_machine() -> str:
             ratios = sorted(row[f"{name}_over_best_fixed"] for row in mine)
             figures = (ratios[0], ratios[len(ratios) // 10], fmean(ratios))
             words = (f"{value:.3f}" for value in figures)
-            rows.append((engine or "all", {"untold": "nothing", "told": "the roofline"}[name], *words))
+            rows.append(
+                (engine or "all", {"untold": "nothing", "told": "the roofline"}[name], *words)
+            )
     heads = ("engine", "starts from", "over the best fixed, least", "a tenth lies below", "mean")
     return f"{table(heads, rows)}\n\n{made(found)}"
 

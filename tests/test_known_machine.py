@@ -122,6 +122,12 @@ def test_a_cost_that_was_given_or_measured_stays() -> None:
     assert learnt.machine is None
 
 
+def test_where_a_model_lies_is_not_kept() -> None:
+    found = find_known(H100, {"target": {**CONFIG, "_name_or_path": "/home/me/models/my-llama"}})
+    assert found is not None
+    assert found.target.name == "my-llama"
+
+
 def test_what_is_known_is_read_as_it_was_written() -> None:
     """To the last bit: a replay starts from it."""
     facts = ControllerFacts(seed=0, max_draft_tokens=4, plan_budget_seconds=0.5, machine=MACHINE)

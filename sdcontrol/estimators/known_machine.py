@@ -7,6 +7,7 @@ which measurements go on.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 import numpy as np
 
@@ -45,10 +46,16 @@ def find_known(device: str, models: Mapping[str, Mapping[str, object]]) -> Known
     `models` are parsed `config.json`s by role: "target", and families of draft models.
     """
     try:
-        found = {role: shapes.from_config(config) for role, config in models.items()}
+        found = {role: _shape(config) for role, config in models.items()}
         return KnownMachine(hardware.by_name(device), found.pop(_TARGET), found)
     except (ConfigError, UnknownName, KeyError):
         return None
+
+
+def _shape(config: Mapping[str, object]) -> ModelShape:
+    """By the model's name alone: traces keep it, and where a model lies is nobody's business."""
+    name = PurePath(str(config.get("_name_or_path") or "")).name
+    return shapes.from_config(config, name or None)
 
 
 class _Assumed(RooflineCost):

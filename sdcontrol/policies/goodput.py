@@ -15,13 +15,8 @@ from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
 from sdcontrol.policies.problem import Problem
-from sdcontrol.policies.reading import (
-    least_seconds,
-    read,
-    read_drafted,
-    to_choices,
-    without_prefill,
-)
+from sdcontrol.policies.prompts import Prompts
+from sdcontrol.policies.reading import least_seconds, read, read_drafted, to_choices
 from sdcontrol.policies.tries import LENGTHS, try_of
 from sdcontrol.policies.worth import SAME, Pace, Worth, tokens_of, weigh_all
 
@@ -73,6 +68,7 @@ class Goodput(Policy):
     ) -> None:
         self.catch_up_horizon_tokens = catch_up_horizon_tokens
         self.worth = Worth() if waits_for_slowest else None
+        self.prompts = Prompts()
         self.probing = Probing(probe_share, probe_tokens, catch_up_horizon_tokens)
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
@@ -88,7 +84,7 @@ class Goodput(Policy):
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
         weighed = _weighed(problem, view, belief, pace)
-        answer = maximise(weighed, _rate(view, belief, weighed))
+        answer = maximise(weighed, self.prompts.rate(view, weighed, belief.cost))
         verify = problem.verify
         prices = verify.item(0), verify.item(-1), len(verify) - 1
         told = answer if weighed is problem else answer._replace(gain=tokens_of(problem, answer))
@@ -115,7 +111,9 @@ class Goodput(Policy):
             if problem is None:
                 return plan
             weighed = _weighed(problem, view, belief, pace)
-            length = maximise(weighed, _rate(view, belief, weighed)).length.tolist()
+            length = maximise(
+                weighed, self.prompts.rate(view, weighed, belief.cost)
+            ).length.tolist()
         if all(n == c.num_draft_tokens for n, c in zip(length, plan.choices, strict=True)):
             return plan
         choices = tuple(
@@ -127,6 +125,7 @@ class Goodput(Policy):
     def update(self, observation: Observation) -> None:
         """Keep what probes may cost, and who ends when."""
         self.probing.update(observation)
+        self.prompts.update(observation)
         if self.worth is not None:
             self.worth.update(observation)
 
@@ -139,19 +138,6 @@ def _weighed(problem: Problem, view: BatchView, belief: Belief, pace: Pace) -> P
         return problem
     least = least_seconds(problem, view, belief.cost)
     return weigh_all(problem, least, columns_of(view).remaining_tokens, pace)
-
-
-def _rate(view: BatchView, belief: Belief, problem: Problem) -> float | None:
-    """The price of a second beside a prefill chunk; None elsewhere: find the best.
-
-    A prompt takes the same time whatever is drafted, so a second saved is a second of decoding: it
-    is worth what the best plan of the same requests brings without the chunk. The step's own ratio
-    would find almost any draft worth its time; running tokens over all seconds, prefill's own
-    included, would price time too low.
-    """
-    if not view.prefill_tokens:
-        return None
-    return maximise(without_prefill(problem, view, belief.cost)).rate
 
 
 def _plan(answered: Answered) -> Plan:
