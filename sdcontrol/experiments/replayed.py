@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import BatchView, Confidence, Observation, Plan
+from sdcontrol.core import BatchView, Confidence, Cost, Observation, Plan
 from sdcontrol.experiments.config import Arm, Experiment
 from sdcontrol.experiments.machine import setting_of
 from sdcontrol.experiments.meter import Meter
@@ -103,12 +103,17 @@ class _Continued:
     """A planner whose steps are numbered on from block to block."""
 
     def __init__(self, controller: Controller) -> None:
-        self.policy, self.cost = controller.policy, controller.cost
+        self.policy = controller.policy
         self.drafts, self.learns = controller.drafts, controller.learns
         self._controller = controller
         self.pad_to, self.price_by = controller.pad_to, controller.price_by
         self._before = 0  # steps of earlier blocks
         self._shown: tuple[BatchView, BatchView] | None = None  # as it came, as it is shown
+
+    @property
+    def cost(self) -> Cost:
+        """The controller's, which is another once it knows its machine."""
+        return self._controller.cost
 
     def plan(self, view: BatchView) -> Plan:
         """The controller's."""
