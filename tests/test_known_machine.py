@@ -176,7 +176,7 @@ def _decode(
         engine.run()
 
 
-def test_a_simulation_tells_its_planner_of_the_machine() -> None:
+def test_a_simulation_tells_its_planner_of_the_machine(tmp_path: Path) -> None:
     class Known(CostTimes):
         machine: KnownMachine = MACHINE
 
@@ -184,6 +184,11 @@ def test_a_simulation_tells_its_planner_of_the_machine() -> None:
         controller = Controller("goodput", clock=None)
         tell_engine(times, controller)
         assert controller.machine == MACHINE
+    controller = Controller("goodput", clock=None)
+    with Recorder(controller, tmp_path / "trace") as recorder:  # which passes it on, and keeps it
+        tell_engine(Known(MACHINE.cost()), recorder)
+    assert controller.machine == MACHINE
+    assert Trace(tmp_path / "trace").machine == MACHINE
 
 
 def test_what_is_known_of_a_machine_pays_in_the_first_steps() -> None:

@@ -14,7 +14,7 @@ from sdcontrol.policies.at_once import Answered, answer_at_once, refine_at_once
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
-from sdcontrol.policies.problem import Problem
+from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.prompts import Prompts
 from sdcontrol.policies.reading import least_seconds, read, read_drafted, to_choices
 from sdcontrol.policies.tries import LENGTHS, try_of
@@ -49,7 +49,7 @@ class GoodputConfig(PolicyConfig):
 
 
 class Goodput(Policy):
-    """Maximises gain / step; beside a prefill chunk, gain - (tokens per second without it) * step.
+    """Maximises gain / step; beside a prefill chunk, gain - (the price of a second, see `prompts`) * step.
 
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
     time, and other lengths, where all steps are alike. A catch-up is spread over at most `catch_up_horizon_tokens`. Where `waits_for_slowest` and
@@ -84,7 +84,7 @@ class Goodput(Policy):
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
         weighed = _weighed(problem, view, belief, pace)
-        answer = maximise(weighed, self.prompts.rate(view, weighed, belief.cost))
+        answer = self._best(weighed, view, belief)
         verify = problem.verify
         prices = verify.item(0), verify.item(-1), len(verify) - 1
         told = answer if weighed is problem else answer._replace(gain=tokens_of(problem, answer))
@@ -111,9 +111,7 @@ class Goodput(Policy):
             if problem is None:
                 return plan
             weighed = _weighed(problem, view, belief, pace)
-            length = maximise(
-                weighed, self.prompts.rate(view, weighed, belief.cost)
-            ).length.tolist()
+            length = self._best(weighed, view, belief).length.tolist()
         if all(n == c.num_draft_tokens for n, c in zip(length, plan.choices, strict=True)):
             return plan
         choices = tuple(
@@ -128,6 +126,9 @@ class Goodput(Policy):
         self.prompts.update(observation)
         if self.worth is not None:
             self.worth.update(observation)
+
+    def _best(self, problem: Problem, view: BatchView, belief: Belief) -> Answer:
+        return maximise(problem, self.prompts.rate(view, problem, belief.cost))
 
     def _pace(self, view: BatchView) -> Pace:
         return SAME if self.worth is None else self.worth.pace(view)

@@ -50,10 +50,8 @@ class Lengths:
         """
         if step % _STEPS or self._variance > _VARIED**2:
             return None
-        turn = (
-            step // _STEPS
-        ).bit_count() % 2  # both as often, also when looks are rarer by powers of two
-        price = _PRICES[turn]
+        # Both prices as often, also when looks are rarer by powers of two.
+        price = _PRICES[(step // _STEPS).bit_count() % 2]
         other = maximise(problem, price * answer.rate)
         lost = other.seconds - other.gain / answer.rate
         most = min(most_seconds, _MOST_LOSS * answer.seconds)

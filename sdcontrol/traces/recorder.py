@@ -15,6 +15,7 @@ from typing import Self
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
 from sdcontrol.errors import TraceError
+from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.logs import EventLog
 from sdcontrol.traces.facts import facts_of
 from sdcontrol.traces.schema import RecordedStep, Refinement, RequestRecord, TraceFacts
@@ -98,6 +99,10 @@ class Recorder:
     def runs_on(self, device: str, models: Mapping[str, Mapping[str, object]]) -> None:
         """Tell the planner what runs on which device, and keep what it makes of that: prices start from it."""
         self._tell("runs_on", device, models)
+
+    def price_by(self, machine: KnownMachine) -> None:
+        """The same of a machine that is known already, as a simulation tells it."""
+        self._tell("price_by", machine)
 
     def _tell(self, name: str, *told: object) -> None:
         """Pass on what an engine says, and write down what a controller makes of it."""
