@@ -57,11 +57,13 @@ def setting() -> dict[str, object]:
 def write_results(
     name: str, command: str, results: Sequence[Mapping[str, object]], *, folder: Path = RESULTS
 ) -> Path:
-    """Write `<name>.json` to `folder`."""
+    """Write `<name>.json` to `folder`; a run that is killed leaves the file of before, or the new."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     facts = {"command": command, **setting(), "results": list(results)}
-    path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
     return path
 
 

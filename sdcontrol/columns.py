@@ -127,11 +127,11 @@ def _side_by_side(read: Sequence[Said | None]) -> Said | None:
     tables = [view.values[len(says) :].reshape(2 + sum(says), -1) for view in views]
     allowed = [view.is_allowed for view in views]
     is_uniform = all(one is _everything(one.shape) for one in allowed)
-    table = np.hstack(tables)
+    table = np.concatenate(tables, axis=1)
     shape = len(arms), table.shape[1]
     return Said(
         arms,
-        _everything(shape) if is_uniform else np.hstack(allowed),
+        _everything(shape) if is_uniform else np.concatenate(allowed, axis=1),
         np.concatenate((values[: len(says)], table.ravel())),
         says,
         sum([view.kv_tokens for view in views]),

@@ -21,7 +21,6 @@ from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.lessons import Lessons
 from sdcontrol.logs import EventLog
 from sdcontrol.outcomes import DEPTH
-from sdcontrol.waiting import Waiting
 
 if TYPE_CHECKING:
     from sdcontrol.policies.base import Policy, PolicyConfig
@@ -106,10 +105,9 @@ class Controller:
         self._pending: list[str] = []
         self._fault_steps: list[int] = []
         self._believed: tuple[BatchView, Belief] | None = None
-        self._lessons = Lessons(self.acceptance, self.cost)
-        self._waiting = Waiting(max_draft_tokens)
         self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
         self._may_repeat: Callable[[Plan], bool] | None = getattr(self.policy, "may_repeat", None)
+        self._learn_anew()
 
     def pad_to(self, token_edges: Sequence[int]) -> None:
         """Price forwards as padded to these sizes; an engine says so of its own."""
@@ -132,17 +130,25 @@ class Controller:
             return
         self.machine = machine
         self.cost = OnlineCost(machine.cost(), self.token_edges)
-        self._lessons = Lessons(self.acceptance, self.cost)
+        self._learn_anew()
 
     def draft_at_most(self, max_draft_tokens: int) -> None:
         """Choose no more draft tokens than these, or than before if that is less; an engine says its own."""
         if max_draft_tokens >= self.max_draft_tokens:
             return
         self.max_draft_tokens = max_draft_tokens
-        self._waiting = Waiting(max_draft_tokens)
         if type(self.acceptance) is AcceptanceEstimator and not self.num_observed:
             self.acceptance = AcceptanceEstimator(max_draft_tokens)
-            self._lessons = Lessons(self.acceptance, self.cost)
+        self._learn_anew()
+
+    def _learn_anew(self) -> None:
+        """Nothing waits to be learnt, and no choice stands."""
+        self._lessons = Lessons(
+            self.acceptance,
+            self.cost,
+            self.max_draft_tokens,
+            may_rest=self._may_repeat is not None,
+        )
 
     def belief(self, view: BatchView) -> Belief:
         """What is believed of `view` now: survival of drafts, and costs."""
@@ -171,7 +177,7 @@ class Controller:
                 return plain(view, fault)
         started = self._clock() if self._clock is not None else 0.0
         try:
-            plan = self._waiting.repeated(view) if self._may_repeat is not None else None
+            plan = self._lessons.repeated(view)
             if plan is None:
                 belief = self._belief(view) if self.learns else Belief({}, self.cost)
                 plan = self.policy.plan(view, belief)
@@ -221,14 +227,12 @@ class Controller:
         self.num_observed += 1
         self._count_faults(observation)
         self._believed = None
-        if self.learns:
-            self._learn(observation)
-        if self.is_quarantined:
-            return
-        try:
-            self.policy.update(observation)
-        except Exception as error:
-            self._fault(observation.view, "update_raised", error)
+        noted: Sequence[Observation] = (observation,)
+        if self.learns:  # as much as there is time for, which may be nothing
+            may_repeat = self._may_stand(observation)
+            noted = self._lessons.observe(observation, may_repeat=may_repeat)
+        for one in noted:
+            self._update_policy(one)
 
     def _may_stand(self, observation: Observation) -> bool:
         """Whether the policy lets what it chose stand for other steps."""
@@ -240,14 +244,13 @@ class Controller:
             self._fault(observation.view, "update_raised", error)
             return False
 
-    def _learn(self, observation: Observation) -> None:
-        """As much of what the steps so far teach as is due, which may be nothing."""
-        may_repeat, error = self._may_stand(observation), self._lessons.cost_error
-        is_try = self._may_repeat is not None and not may_repeat
-        parts = self._waiting.observe(
-            observation, may_repeat=may_repeat, is_try=is_try, error=error
-        )
-        self._lessons.take(observation, parts, is_try=is_try)
+    def _update_policy(self, observation: Observation) -> None:
+        if self.is_quarantined:
+            return
+        try:
+            self.policy.update(observation)
+        except Exception as error:
+            self._fault(observation.view, "update_raised", error)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

@@ -1,4 +1,4 @@
-"""What observations teach a controller's estimators, part by part.
+"""What observations teach a controller's estimators, and what requests may be given again meanwhile.
 
 Knows nothing of when a part is due (`waiting` does), nor of how anything is learnt. Our own estimators
 are taught by halves, outcomes of several steps at once; any other by its `update`, in the first half.
@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sdcontrol.core import Cost, Observation
+from sdcontrol.core import BatchView, Cost, Observation, Plan
 from sdcontrol.estimators.acceptance import AcceptanceEstimator, Lesson
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.merging import typical
-from sdcontrol.waiting import Part
+from sdcontrol.kept_choices import KeptChoices, is_kept
+from sdcontrol.waiting import Due, Part, Seen, Waiting
 
 if TYPE_CHECKING:
     from sdcontrol.controller import Acceptance
@@ -21,14 +22,27 @@ __all__ = ["Lessons"]
 
 
 class Lessons:
-    """Steps that wait to be learnt from: by `acceptance` all of them, by `cost` a typical one."""
+    """Steps that wait to be learnt from: by `acceptance` all of them, by `cost` a typical one.
 
-    def __init__(self, acceptance: "Acceptance", cost: Cost) -> None:
-        self._acceptance, self._cost = acceptance, cost
+    `may_rest`: plans may stand for other steps, and steps be noted later, where the controller's own time
+    would weigh.
+    """
+
+    def __init__(
+        self,
+        acceptance: "Acceptance",
+        cost: Cost,
+        most_draft_tokens: int,
+        *,
+        may_rest: bool,
+    ) -> None:
+        self._acceptance, self._cost, self._may_rest = acceptance, cost, may_rest
         # A variant of ours is taught by its own methods.
         self._ours = acceptance if type(acceptance) is AcceptanceEstimator else None
         self._our_cost = cost if type(cost) is OnlineCost else None
         self._update_cost: Callable[[Observation], None] | None = getattr(cost, "update", None)
+        self._waiting = Waiting(most_draft_tokens)
+        self._choices = KeptChoices(most_draft_tokens, self._waiting.came)
         self._unread: list[Observation] = []
         self._untimed: deque[Observation] = deque(maxlen=16)
         self._tried: Observation | None = None  # the last in which something was tried, untimed
@@ -40,18 +54,38 @@ class Lessons:
             "learn costs": self._learn_costs,
         }
 
+    def repeated(self, view: BatchView) -> Plan | None:
+        """A plan of what requests were given before; None: make one."""
+        may_repeat = self._may_rest and self._waiting.puts_off
+        return self._choices.repeated(view) if may_repeat else None
+
+    def observe(self, observation: Observation, *, may_repeat: bool) -> Sequence[Observation]:
+        """Learn as much as there is time for, and keep the plan where it `may_repeat`.
+
+        The steps, in order, that were taken note of now: this one, or later.
+        """
+        if may_repeat and self._waiting.puts_off and not is_kept(observation.plan):
+            self._choices.keep(observation.view, observation.plan)
+        if observation.faults:
+            self._choices.forget()
+        seen = Seen(observation, is_try=self._may_rest and not may_repeat)
+        due = self._waiting.observe(seen, may_rest=self._may_rest, error=self._cost_error)
+        self.take(due)
+        return [one.observation for one in due.notes]
+
     @property
-    def cost_error(self) -> float:
+    def _cost_error(self) -> float:
         """Log-ratio by which the last prediction of a step's time was off; 0 before there is one."""
         last = getattr(self._cost, "last_prediction", None)
         return abs(last.log_error) if last is not None else 0.0
 
-    def take(self, observation: Observation, parts: Sequence[Part], *, is_try: bool) -> None:
-        """Keep a step, then learn `parts` of all that were kept, in order; costs of a try before others."""
-        self._tried = observation if is_try else self._tried
-        self._unread.append(observation)
-        self._untimed.append(observation)
-        for part in parts:
+    def take(self, due: Due) -> None:
+        """Keep steps, then learn parts of all that were kept, in order; costs of a try before others."""
+        for observation, is_try in due.notes:
+            self._tried = observation if is_try else self._tried
+            self._unread.append(observation)
+            self._untimed.append(observation)
+        for part in due.parts:
             self._parts[part]()
 
     def _read_outcomes(self) -> None:
@@ -66,6 +100,7 @@ class Lessons:
         if self._ours is not None and self._lesson is not None:
             self._ours.learn(self._lesson)
             self._lesson = None
+        self._choices.outdate()
 
     def _judge_costs(self) -> None:
         one, self._tried = self._tried or typical(self._untimed), None

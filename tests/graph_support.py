@@ -85,14 +85,14 @@ class TorchBucketAttention:
 class FakeRecorder:
     """Captures by keeping the work, replays by doing it; counts both."""
 
-    failure: str | None = None
+    failure: str | Exception | None = None
     captures: int = 0
     replays: int = 0
     buckets: list[Bucket] = field(default_factory=list)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         if self.failure is not None:
-            raise RuntimeError(self.failure)
+            raise RuntimeError(self.failure) if isinstance(self.failure, str) else self.failure
         work()  # as a warm-up does
         self.captures += 1
 
@@ -142,7 +142,7 @@ Attention = Callable[[Bucket, ModelRunner, int], BucketAttention]
 def use_fake_graphs(
     patch: pytest.MonkeyPatch,
     *,
-    failure: str | None = None,
+    failure: str | Exception | None = None,
     attention: Attention = lambda bucket, _, page: TorchBucketAttention(bucket, page),
     query_tile: Callable[[ModelRunner, int], int] = lambda _, longest: longest,
 ) -> FakeRecorder:

@@ -30,7 +30,6 @@ from sdcontrol.estimators.acceptance import AcceptanceEstimator, Survival
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.policies.base import Policy
 from sdcontrol.policies.goodput import Goodput
-from sdcontrol.waiting import COSTS, OUTCOMES, Waiting
 
 ARMS = ("ngram", "sparse_kv:512", "draft_model")
 RATES = {"ngram": 0.4, "sparse_kv:512": 0.9, "draft_model": 0.7}
@@ -496,85 +495,6 @@ def test_a_choice_that_is_no_longer_possible_is_not_kept() -> None:
     assert controller.plan(BatchView(88, (full,), 0)).is_off
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_rounds_that_were_shared_are_not_kept_for_fewer(alone: bool) -> None:
-    """What a model drafts for two was chosen at half the price; a look-up costs nobody else anything."""
-    waiting = Waiting(8)
-    matched, gap = {"ngram": Hint(8, 16)}, {"ngram": Hint(8, 0)}
-
-    def view(step: int, *hints: Mapping[str, Hint]) -> BatchView:
-        rows = [RequestView(f"r{r}", 900, 500, 999, 0.0, ARMS[:2], h) for r, h in enumerate(hints)]
-        return BatchView(step, tuple(rows), 1000)
-
-    def planned(shown: BatchView, *choices: Choice) -> None:
-        counts = tuple(choice.num_draft_tokens for choice in choices)
-        timing = Timing({}, 0.01, controller_seconds=0.01)
-        seen = Observation(shown, Plan(choices), counts, counts, (0, 0), (1, 1), timing)
-        waiting.observe(seen, may_repeat=True, is_try=False, error=0.0)
-
-    model, look_up = Choice.of(ARMS[1], 2), Choice.of(ARMS[0], 8)
-    for step in range(40):
-        shown = view(step, gap, gap) if step % 2 else view(step, matched, matched)
-        choice = model if step % 2 else look_up
-        assert waiting.repeated(shown) is None or step > 32
-        planned(shown, choice, choice)
-    plan = waiting.repeated(view(40, gap, matched if alone else gap))
-    assert (plan is None) if alone else (plan is not None and plan.choices == (model, model))
-    mixed = waiting.repeated(view(40, matched, matched))
-    assert mixed is not None
-    assert mixed.choices == (look_up, look_up)
-    planned(view(40, gap, matched), model, look_up)  # a plan for one is kept for one, and for two
-    plan = waiting.repeated(view(41, gap, matched))
-    assert plan is not None
-    assert plan.choices == (model, look_up)
-
-
-@pytest.mark.parametrize("generated", [1, 500])
-def test_what_a_request_that_has_just_come_was_given_stands_until_something_is_learnt(
-    generated: int,
-) -> None:
-    """Its own first step included: nobody knew anything of it when that was chosen."""
-    waiting, choice = Waiting(8), Choice.of(ARMS[0], 2)
-    hints = {"ngram": Hint(8, 5)}
-    for step in range(41):
-        name = "r" if step < 40 else "new"
-        request = RequestView(name, 900, generated if step == 40 else 500, 999, 0.0, ARMS, hints)
-        view = BatchView(step, (request,), 1000)
-        timing = Timing({}, 0.01, controller_seconds=0.01)
-        seen = Observation(view, Plan((choice,)), (2,), (2,), (0,), (1,), timing)
-        waiting.repeated(view)
-        parts = waiting.observe(seen, may_repeat=True, is_try=False, error=0.0)
-    assert "learn outcomes" in parts
-    plan = waiting.repeated(replace(view, step=41))
-    assert (plan is None) == (generated == 1)
-
-
-@pytest.mark.parametrize("batch", [1, 8])
-def test_learning_by_halves_takes_two_steps_that_need_no_new_plan_where_there_are_any(
-    batch: int,
-) -> None:
-    waiting, begun = Waiting(8), []
-    choices = (Choice.of(ARMS[0], 2),) * batch
-    counts = (2,) * batch
-    for step in range(200):
-        is_kept = step % 2 == 0
-        view = view_of(step, batch)
-        plan = Plan(choices, "as a few steps ago; goodput" if is_kept else "goodput")
-        timing = Timing({}, 0.01, controller_seconds=0.001)
-        nothing, ones = (0,) * batch, (1,) * batch
-        seen = Observation(view, plan, counts, counts, nothing, ones, timing)
-        parts = waiting.observe(seen, may_repeat=True, is_try=False, error=0.0)
-        if step >= 100 and parts:
-            begun.append((step, is_kept, parts))
-    assert {parts for _, _, parts in begun} == {(part,) for part in (*OUTCOMES, *COSTS)}
-    for (_, _, (first,)), (_, _, (second,)) in itertools.pairwise(begun):
-        assert (second in COSTS[1:] + OUTCOMES[1:]) == (first in COSTS[:1] + OUTCOMES[:1])
-    if batch == 1:
-        assert all(is_kept for _, is_kept, _ in begun)
-    else:  # a larger batch keeps no choices, and its learning does not wait for such steps
-        assert any(not is_kept for _, is_kept, _ in begun)
-
-
 def test_plans_that_try_an_arm_or_are_another_policys_are_not_repeated() -> None:
     policy = Controller("goodput").policy
     assert isinstance(policy, Goodput)
@@ -647,31 +567,6 @@ def test_drafts_as_long_as_can_be_that_are_accepted_whole_are_no_news(
         controller.observe(Observation(view, plan, (8,), (8,), (accepted,), said, timing))
         most_unlearnt = max(most_unlearnt, step + 1 - len(estimator.learnt))
     assert bunch - 1 <= most_unlearnt <= bunch + 1  # they may wait for costs
-
-
-@pytest.mark.parametrize(
-    ("error", "lengths", "interval"),
-    [(0.05, 1, 16), (0.05, 9, 8), (0.2, 1, 8), (0.3, 1, 1)],
-)
-def test_costs_are_learnt_less_often_the_better_they_are_predicted(
-    error: float, lengths: int, interval: int
-) -> None:
-    """Where steps are of different lengths, each tells something new."""
-    waiting, rng, taught = Waiting(8), np.random.default_rng(2), []
-    for step in range(112):
-        view = view_of(step, 2)
-        seen = decoded(view, Plan.uniform(view, "ngram", step % lengths), rng)
-        timing = replace(seen.timing, controller_seconds=0.01)
-        parts = waiting.observe(
-            replace(seen, timing=timing), may_repeat=False, is_try=False, error=error
-        )
-        is_surprised = error >= 0.25 and parts == ("judge costs", "learn costs")
-        assert len(parts) <= 1 or is_surprised or step < 31
-        if "judge costs" in parts:
-            taught.append(step)
-    assert taught[:31] == list(range(31))  # at first each is news
-    intervals = set(np.diff(taught[31:]))
-    assert interval in intervals <= {*range(interval, interval + 3)}  # costs may wait for outcomes
 
 
 def test_steps_without_requests_say_nothing_of_what_the_controller_takes() -> None:

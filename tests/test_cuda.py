@@ -4,20 +4,26 @@ Every test skips where there is no CUDA device. Weights are random and float32 u
 """
 
 import copy
+import gc
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 
 from sdcontrol.core import Planner
 from sdcontrol.engine.buckets import size_edges
 from sdcontrol.engine.clock import StepClock, marks_of
 from sdcontrol.engine.config import EngineConfig, free_bytes_of
+from sdcontrol.engine.graph_recorder import CudaRecorder, recording_errors
+from sdcontrol.engine.graphs import uncapturable
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
+from sdcontrol.engine.profiling import _seconds, measure_ceilings
+from sdcontrol.engine.sampling import Row, RowSampler, process_rows, sample_rows
+from sdcontrol.engine.walk import take_rows
 from sdcontrol.errors import ConfigError
 from tests.engine_support import (
     COMPARISON,
@@ -86,10 +92,13 @@ def test_kernels_and_graphs_are_what_an_engine_uses(model: PreTrainedModel) -> N
 
 
 def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(model: PreTrainedModel) -> None:
+    engine_of(model).close()  # with the first one libraries take their workspaces, for good
+    gc.collect()
     before = torch.cuda.memory_allocated()
     with pytest.raises(ConfigError, match="the KV cache does not fit: bytes per token target"):
         engine_of(model, kv_tokens=2 * free_bytes_of(CUDA) // 100)
-    assert torch.cuda.memory_allocated() == before
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before
 
 
 # Texts
@@ -119,8 +128,100 @@ def test_the_text_is_the_same_with_graphs_kernels_and_drafts_of_every_kind(
         assert texts_of(engine, do_sample=do_sample) == known
         stats = engine.stats.graphs
         assert (stats.replayed > stats.captured > 0) == cuda_graphs
+        assert stats.tried == stats.captured
+        assert (stats.reserved_bytes > 0) == cuda_graphs
         assert set(stats.eager) <= {"prefill or catch-up"}
         assert engine.stats.faults == []
+
+
+def test_processors_that_look_at_the_prompt_find_it_on_the_device(
+    on_cpu: PreTrainedModel, model: PreTrainedModel
+) -> None:
+    options = {
+        "max_new_tokens": 16,
+        "encoder_repetition_penalty": 1.5,
+        "encoder_no_repeat_ngram_size": 3,
+        "repetition_penalty": 1.3,
+    }
+    with engine_of(model, ("ngram",), ForcedPlanner()) as engine:
+        (name,) = submit_all(engine, PROMPTS[1:2], **options)
+        text = run_checked(engine)[name].output
+    reference = generate_alone(on_cpu, PROMPTS[1], do_sample=False, **options)
+    COMPARISON.check(reference, text, "CUDA, processors of the prompt")
+
+
+# Graphs
+
+
+def test_a_capture_that_fails_leaves_the_device_as_it_was() -> None:
+    recorder, before = CudaRecorder(CUDA), torch.cuda.current_stream()
+    values = torch.ones(2, device=CUDA)
+
+    def asks_the_host() -> None:
+        values.add_(values[0].item())
+
+    for _ in range(2):
+        with pytest.raises(recording_errors()):
+            recorder.capture(asks_the_host)
+        assert torch.cuda.current_stream() == before
+        assert torch.randn(4, device=CUDA).isfinite().all()
+    replay = recorder.capture(lambda: values.copy_(values * 2))
+    values.fill_(1.0)
+    replay()
+    assert values.tolist() == [2.0, 2.0]
+    torch.cuda.empty_cache()  # refuses while a capture is believed to be under way
+
+
+def test_an_error_that_is_not_the_devices_leaves_it_as_it_was() -> None:
+    """What was allocated meanwhile is given back, and the recorder takes another pool."""
+    recorder, calls = CudaRecorder(CUDA), []
+
+    def fails_when_captured() -> None:
+        calls.append(torch.ones(1 << 20, device=CUDA) * 2)
+        if len(calls) == 3:
+            calls.clear()
+            raise KeyError("of ours")
+
+    with pytest.raises(KeyError):
+        recorder.capture(fails_when_captured)
+    values = torch.ones(2, device=CUDA)
+    recorder.capture(lambda: values.mul_(3.0))()
+    assert values[0].item() == 3.0**3  # two warm-ups, and the replay
+
+
+def test_recorders_share_the_workspaces_of_libraries() -> None:
+    left = torch.randn(512, 512, device=CUDA)
+    product = torch.empty_like(left)
+    first = CudaRecorder(CUDA).capture(lambda: torch.mm(left, left, out=product))  # type: ignore[arg-type]
+    before = torch.cuda.memory_allocated()
+    again = CudaRecorder(CUDA).capture(lambda: torch.mm(left, left, out=product))  # type: ignore[arg-type]
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+    for replay in (first, again):
+        product.zero_()
+        replay()
+        torch.testing.assert_close(product, left @ left, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "how"),
+    [
+        (torch.float32, "grouped_mm"),
+        (torch.float32, "batched_mm"),
+        (torch.bfloat16, "grouped_mm"),
+        (torch.bfloat16, "batched_mm"),
+    ],
+)
+def test_experts_are_captured_where_nothing_says_why_not(dtype: torch.dtype, how: str) -> None:
+    experts = tiny_model("Mixtral", seed=82, **SHAPE).to(CUDA, dtype)  # type: ignore[call-arg]
+    experts.config._experts_implementation = how
+    reason = uncapturable(experts)
+    engine = engine_of(experts, ("ngram",), ForcedPlanner())
+    texts_of(engine)
+    stats = engine.stats.graphs
+    assert (stats.captured > 0) == (reason is None)
+    assert stats.tried == stats.captured
+    if how == "batched_mm":
+        assert reason is None
 
 
 # Rounds that do not ask the host
@@ -245,6 +346,34 @@ def copies_of_steps(engine: Engine) -> list[int]:
             torch.cuda.synchronize()
         copies.append(sum("DtoH" in event.name for event in profile.events()))
     return copies
+
+
+def test_rows_are_processed_and_sampled_without_waiting() -> None:
+    """Greedy rows and rows of two settings."""
+    heats = (LogitsProcessorList([TemperatureLogitsWarper(heat)]) for heat in (0.5, 2.0))
+    samplers = [RowSampler(processors=each, do_sample=True, seed=3) for each in heats]
+    rows = [Row(own, (1, 2), (3,)) for own in (*samplers, RowSampler()) for _ in range(5)]
+    logits = torch.randn(len(rows), 100, device=CUDA)
+
+    def tokens() -> Tensor:
+        return sample_rows(process_rows(take_rows(logits, [*range(1, 15), 0]), rows), rows)
+
+    expected = tokens()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = tokens()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, expected)
+
+
+def test_a_gpu_copies_at_a_rate_that_the_hosts_clock_cannot_show() -> None:
+    """The device's clock counts neither launch nor wait."""
+    found = measure_ceilings(CUDA, torch.bfloat16)
+    source = torch.ones(1 << 30, dtype=torch.uint8, device=CUDA)
+    copy = torch.empty_like(source)
+    seconds = min(_seconds(lambda: copy.copy_(source), CUDA) for _ in range(10))
+    assert 0.99 < found.bytes_per_second / (2.0 * (1 << 30) / seconds) < 1.5
 
 
 def test_a_forward_is_timed_by_the_devices_own_clock() -> None:

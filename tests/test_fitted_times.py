@@ -92,15 +92,18 @@ def test_a_short_run_predicts_the_rest_of_it(num_steps: int, seed: int) -> None:
 
 @pytest.mark.parametrize("num_steps", [30, 60])
 def test_part_of_a_recording_predicts_the_rest_of_it(num_steps: int) -> None:
-    """Of steps that a machine took: every part within 30 %, parts within 15 % on average."""
+    """Of steps that a machine took: within 15 % on average, and 20 % where nothing was warned of: larger steps, or prompts where none was seen."""
     seen = list(Trace(bundled_trace()).observations())
     firsts = range(0, len(seen) - num_steps + 1, 15)
-    off = []
+    off, known = [], []
     for first in firsts:
         part, rest = seen[first : first + num_steps], seen[:first] + seen[first + num_steps :]
-        off.append(abs(told_by_measured(FittedTimes(part), rest) - 1.0))
-    assert max(off) < 0.3
+        with capture_logs() as logs:
+            off.append(abs(told_by_measured(FittedTimes(part), rest) - 1.0))
+        known += [] if logs else off[-1:]
     assert sum(off) / len(off) < 0.15
+    assert max(known) < 0.2
+    assert len(known) >= 2
 
 
 @given(
@@ -142,6 +145,19 @@ def test_a_fit_without_steps_or_without_the_drafter_is_refused() -> None:
     fitted = FittedTimes(planner.observations)
     with pytest.raises(TraceError, match="no step with drafts of 'draft_model'"):
         simulate(drawn_workload(2, 6), "static:draft_model:2", fitted, SMALL)
+
+
+def test_prompts_are_warned_of_once_where_none_was_recorded() -> None:
+    seen = [one for one in recorded_steps(1) if not one.view.prefill_tokens]
+    usual = StepWork(4, 0, 100, 0, 4)
+    with capture_logs() as logs:
+        fitted = FittedTimes(seen)
+        fitted.timing(usual)
+        assert not logs
+        for prompt in (64, 128):
+            fitted.timing(replace(usual, prefill_tokens=prompt))
+    assert [log["event"] for log in logs] == ["step_times_extrapolated"]
+    assert "a step of 64 prompt tokens, while no recorded step has any" in logs[0]["reason"]
 
 
 def test_steps_far_beyond_the_recorded_are_warned_of_once_and_then_refused() -> None:

@@ -1,7 +1,7 @@
 """The GPU benchmark: its arithmetic, what it keeps and leaves out, and every part at small scale."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import against_transformers, correctness, magicdec, promise
 from benchmarks.gpu.acceptance import KINDS, MIXES, kind_rates, seeds_of
 from benchmarks.gpu.against_transformers import decoding_rate, static_loop, token_times
 from benchmarks.gpu.bench import USABLE, Bench, Budget
 from benchmarks.gpu.correctness import exact_attention, random_step
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, kv_tokens_for
 from benchmarks.gpu.dry_run import GIB, bench_of
-from benchmarks.gpu.figures import CellFigures, Figure, failed, failures, judged, spread
+from benchmarks.gpu.figures import (
+    OUT_OF_TIME,
+    CellFigures,
+    Figure,
+    failed,
+    failures,
+    judged,
+    spread,
+)
 from benchmarks.gpu.floors import (
     Load,
     Need,
@@ -42,14 +51,19 @@ from benchmarks.gpu.report import Report, markdown, missing
 from benchmarks.gpu.scale import FULL, SMALL
 from benchmarks.gpu.verification import ragged_lengths
 from benchmarks.keeping import Keeping
+from benchmarks.measuring import write_results
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF
 from sdcontrol import policies
 from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask, KeepDrafting
+from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.graphs import largest_forward_bytes
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.verify import CoupledVerifier
+from sdcontrol.errors import DrafterFault
+from tests.graph_support import FakeRecorder, use_fake_graphs
 
 LLAMA = FULL.target
 H200 = Rates(4.3e12, 7.5e11 * 1e3)
@@ -217,6 +231,55 @@ def test_cells_of_a_part_have_names_of_their_own() -> None:
             assert len(set(names)) == len(names) > 0
 
 
+# -- what comes first ------------------------------------------------------------------------------
+
+
+def names_of(number: int, bench: Bench) -> list[str]:
+    (part,) = [part for part in command.PARTS if part.number == number]
+    return [cell.name for cell in part.cells(bench)]
+
+
+def test_correctness_of_what_is_timed_comes_first_and_float32_last() -> None:
+    assert names_of(0, bench_of(139.0)) == [
+        "attention, bfloat16",
+        "verdicts against the host's",
+        "texts against generate",
+        "graphs against eager",
+        "attention, float32",
+    ]
+
+
+@pytest.mark.parametrize("gib", [78.0, 139.0])
+def test_in_part_5_loads_that_fit_come_first_then_halves_then_what_is_left_out(gib: float) -> None:
+    bench = bench_of(gib)
+    cells = magicdec.cells(bench)
+    lacking = [cell.skip is not None for cell in cells]
+    assert lacking == sorted(lacking)
+    loads = dict.fromkeys(cell.name.rpartition(",")[0] for cell in cells if not cell.skip)
+    given = [f"batch {batch}, context {context}" for batch, context in FULL.magicdec]
+    fitting = [load for load in given if load in loads]
+    assert [*loads][: len(fitting)] == fitting
+    assert len(fitting) == (1 if gib < 100 else 5)
+
+
+def test_the_first_cells_of_the_promise_are_mixed_within_the_batch() -> None:
+    first = [(16, 4096), (64, 512), (4, 4096), (256, 512), (64, 4096)]
+    assert names_of(6, bench_of(78.0))[:5] == [
+        f"batch {batch}, context {context}, acceptance mixed" for batch, context in first
+    ]
+    assert len(set(FULL.promise)) == len(FULL.promise) == 12
+
+
+def test_every_rival_has_a_cell_of_its_own_and_those_at_batch_32_come_first() -> None:
+    names = names_of(4, bench_of(139.0))
+    large = [name for name in names if name.startswith("batch 32, ")]
+    assert names[: len(large)] == large
+    rivals = [name.split(", ", 2)[2] for name in names]
+    assert rivals[len(large)] == "compiled loop"
+    assert len(large) == 4
+    assert {*rivals[: len(large)], "compiled loop"} == {*rivals[len(large) :]}
+
+
 # -- loads and arms --------------------------------------------------------------------------------
 
 
@@ -319,8 +382,8 @@ def test_a_rival_that_fails_is_told_of_beside_the_others_figures(
 ) -> None:
     why = failed(TypeError("no page_size\nin this version"))
     figure = Figure("ours", 2.0, "x").to_dict()
-    facts = {"theirs": why, "another": "out of time", "copies": 3}
-    result = {"part": 4, "name": "a", "scale": "full", "figures": [figure], "facts": facts}
+    facts = {"theirs": why, "another": OUT_OF_TIME, "copies": 3}
+    result = {"part": 3, "name": "a", "scale": "full", "figures": [figure], "facts": facts}
     assert failures(result) == {"theirs": why}
     table = markdown([result], command.PARTS)
     assert "| theirs |  |  | failed: TypeError: no page_size in this version |" in table
@@ -328,19 +391,47 @@ def test_a_rival_that_fails_is_told_of_beside_the_others_figures(
     assert "theirs: failed: TypeError: no page_size in this version\n" in capsys.readouterr().out
 
 
-def test_cells_are_kept_over_runs_and_failed_ones_are_tried_again(tmp_path: Path) -> None:
+def test_cells_are_kept_over_runs_and_failed_ones_are_known(tmp_path: Path) -> None:
     report = Report(tmp_path, "NVIDIA H200", command.PARTS)
     report.add(result(1, "one"))
     report.add(result(2, "two", failed="RuntimeError: lost"))
     again = Report(tmp_path, "NVIDIA H200", command.PARTS)
     assert again.path.name == "gpu-nvidia-h200.json"
-    assert again.is_done(1, "one")
-    assert not again.is_done(2, "two")
+    assert not again.is_open(1, "one")
+    assert not again.is_open(2, "two")
+    assert again.is_open(2, "other")
+    assert again.failed(1) == frozenset()
+    assert again.failed(2) == {"two"}
     again.forget(2)
     again.add(result(2, "other"))
     assert [(r["part"], r["name"]) for r in again.results] == [(1, "one"), (2, "other")]
     table = again.path.with_suffix(".md").read_text("utf-8")
     assert "at most 1.3: MISSED" in table
+
+
+def test_a_cell_that_ran_out_of_time_is_open_again(tmp_path: Path) -> None:
+    report = Report(tmp_path, "device", command.PARTS)
+    report.add(result(3, "cut", facts={"ours": "graph", "FlexAttention": OUT_OF_TIME}))
+    report.add(result(3, "whole", facts={"ours": "graph", "FlexAttention": "eager"}))
+    assert report.is_open(3, "cut")
+    assert not report.is_open(3, "whole")
+
+
+def test_a_run_that_is_killed_while_it_writes_leaves_the_results_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_results("name", "command", [{"cell": 1}], folder=tmp_path)
+    before = path.read_text("utf-8")
+    write = Path.write_text
+
+    def killed(path: Path, text: str, **options: str) -> int:
+        write(path, text[: len(text) // 2], **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_results("name", "command", [{"cell": 1}, {"cell": 2}], folder=tmp_path)
+    assert path.read_text("utf-8") == before
 
 
 def test_what_only_a_gpu_gives_is_missing_until_a_full_run_has_it() -> None:
@@ -406,6 +497,46 @@ def test_no_cell_begins_that_may_not_end_in_time(
     assert [r["name"] for r in report.results] == ["cell 0", "cell 1", "cell 2"]
 
 
+def test_what_the_first_cell_makes_for_all_stops_no_other(
+    tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 10 seconds the first takes 6, the others 1 each; what is left out takes none."""
+    now = [0.0]
+
+    def takes(seconds: float) -> Callable[[], CellFigures]:
+        def measure() -> CellFigures:
+            now[0] += seconds
+            return fine()
+
+        return measure
+
+    monkeypatch.setattr(command, "Budget", lambda seconds: Budget(seconds, lambda: now[0]))
+    report = Report(tmp_path, "device", command.PARTS)
+    skipped = Cell("left out", fine, None, "too large")
+    others = part_of(*[takes(6.0)] + [takes(1.0)] * 5).cells(bench)
+    part = Part(1, "made up", lambda bench: [skipped, *others])
+    command.run_part(part, bench, report, seconds=10.0)
+    assert [r["name"] for r in report.results] == ["left out", *(f"cell {n}" for n in range(4))]
+
+
+def test_cells_that_were_never_tried_come_before_those_that_ran_out_of_time(
+    tmp_path: Path, bench: Bench
+) -> None:
+    began: list[str] = []
+
+    def measure(name: str) -> Callable[[], CellFigures]:
+        return lambda: began.append(name) or fine()  # type: ignore[func-returns-value]
+
+    report = Report(tmp_path, "device", command.PARTS)
+    report.add(result(1, "cell 0", facts={"theirs": OUT_OF_TIME}))
+    report.add(result(1, "cell 1", failed="RuntimeError: lost"))
+    part = part_of(*[measure(name) for name in "abc"])
+    command.run_part(part, bench, report, seconds=60.0)
+    assert began == ["c", "a"]
+    command.run_part(part, bench, report, seconds=60.0, only={"cell 1"})
+    assert began == ["c", "a", "b"]
+
+
 def test_a_run_that_breaks_off_leaves_its_cell_to_be_tried_again(
     tmp_path: Path, bench: Bench
 ) -> None:
@@ -416,21 +547,73 @@ def test_a_run_that_breaks_off_leaves_its_cell_to_be_tried_again(
     with pytest.raises(KeyboardInterrupt):
         command.run_part(part_of(fine, stopped), bench, report, seconds=60.0)
     again = Report(tmp_path, "device", command.PARTS)
-    assert again.is_done(1, "cell 0")
-    assert not again.is_done(1, "cell 1")
-    assert again.is_done(1, "cell 1", keep_failed=True)
+    assert not again.is_open(1, "cell 0")
+    assert again.failed(1) == {"cell 1"}
 
 
-def run_made_up(parts: list[Part], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+def run_made_up(
+    parts: list[Part], monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str
+) -> int:
     monkeypatch.setattr(command, "PARTS", tuple(parts))
     monkeypatch.setattr(Bench, "rates", Rates(1e10, 1e11))
-    return command.main(["--cpu", "--folder", str(folder), "--total", "10"])
+    return command.main(["--cpu", "--folder", str(folder), "--total", "10", *more])
+
+
+def test_what_failed_is_resumed_after_all_parts_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a cell that hangs until the run is killed would let no other begin, ever."""
+    began: list[str] = []
+
+    def part(number: int, *is_fine: bool) -> Part:
+        def measure(name: str, is_fine: bool) -> CellFigures:
+            began.append(name)
+            return fine() if is_fine else broken()
+
+        names = [f"{number}{letter}" for letter, _ in zip("ab", is_fine, strict=False)]
+        cells = [
+            Cell(name, lambda name=name, ok=ok: measure(name, ok))  # type: ignore[misc]
+            for name, ok in zip(names, is_fine, strict=True)
+        ]
+        return Part(number, "made up", lambda bench: cells)
+
+    run_made_up([part(0, False)], monkeypatch, tmp_path)
+    parts = [part(0, False, True), part(1, True, False)]
+    assert run_made_up(parts, monkeypatch, tmp_path, "--resume") == 1
+    assert began == ["0a", "0b", "1a", "1b", "0a"]
+    run_made_up(parts, monkeypatch, tmp_path, "--resume", "--keep-failed")
+    assert began == ["0a", "0b", "1a", "1b", "0a"]
+    run_made_up(parts, monkeypatch, tmp_path, "--resume")
+    assert began[5:] == ["0a", "1b"]
+
+
+@pytest.mark.parametrize("numbers", [[3], [3, 4]])
+def test_what_is_resumed_keeps_within_the_minutes_of_its_parts(
+    numbers: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything fails after a minute, so that all of it is tried twice if there is time."""
+    now = [0.0]
+
+    def slow() -> CellFigures:
+        now[0] += 60.0
+        return broken()
+
+    monkeypatch.setattr(command, "Budget", lambda seconds: Budget(seconds, lambda: now[0]))
+    parts = [Part(n, "made up", part_of(slow, slow).cells) for n in numbers]
+    run_made_up(parts, monkeypatch, tmp_path, "--minutes", "2")
+    now[0] = 0.0
+    more = [Part(n, "made up", part_of(slow, slow, slow).cells) for n in numbers]
+    run_made_up(more, monkeypatch, tmp_path, "--minutes", "2", "--resume")
+    assert now[0] == 120.0 * len(numbers)
 
 
 def test_time_that_a_part_leaves_over_is_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10 minutes for parts of 2 and 6, the important one first; the second takes no time."""
+    """10 minutes for parts of 2 and 6, the important one first; none takes any time.
+
+    No part has more than 8 minutes, and correctness may have those, whatever its share.
+    """
     limits: dict[int, float] = {}
 
     def part(number: int, minutes: float) -> Part:
@@ -443,31 +626,39 @@ def test_time_that_a_part_leaves_over_is_the_others(
     monkeypatch.setattr(command, "Budget", lambda seconds: Budget(seconds, lambda: 0.0))
     assert run_made_up([part(2, 2.0), part(5, 6.0), part(0, 2.0)], monkeypatch, tmp_path) == 0
     assert list(limits) == [0, 5, 2]
-    assert limits == {0: 120.0, 5: 450.0, 2: 480.0}  # no part has more than 8 minutes
+    assert limits == {0: 480.0, 5: 450.0, 2: 480.0}
 
 
+@pytest.mark.parametrize("seconds", [1.0, 3600.0])
 def test_after_an_error_that_the_device_does_not_survive_another_process_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In what is left of the 10 minutes, and nothing is freed on the device, which would raise."""
     restarts: list[list[str]] = []
-    broke: list[bool] = []
+    now = [0.0]  # the device breaks as soon as time passes
 
     def breaks() -> CellFigures:
-        broke.append(True)
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        now[0] += seconds
+        return broken()
+
+    def release(bench: Bench) -> None:
+        assert not now[0], "CUDA error: an illegal memory access was encountered"
 
     def restart(arguments: list[str]) -> None:
         restarts.append(arguments)
         raise SystemExit
 
+    monkeypatch.setattr(command, "Budget", lambda seconds: Budget(seconds, lambda: now[0]))
     monkeypatch.setattr(command, "_restart", restart)
-    monkeypatch.setattr(Bench, "is_usable", property(lambda bench: not broke))
+    monkeypatch.setattr(Bench, "is_usable", property(lambda bench: not now[0]))
+    monkeypatch.setattr(Bench, "release", release)
     parts = [Part(n, "made up", part_of(breaks, fine).cells) for n in (0, 1)]
     with pytest.raises(SystemExit):
         run_made_up(parts, monkeypatch, tmp_path)
     ((*_, resume, keep, total, minutes),) = restarts
     assert (resume, keep, total) == ("--resume", "--keep-failed", "--total")
-    assert 9.0 < float(minutes) <= 10.0
+    assert not minutes.startswith("-"), "which would be taken for an option"
+    assert float(minutes) == pytest.approx(max(10.0 - seconds / 60.0, 0.0), abs=0.01)
     report = Report(tmp_path, "cpu-small-scale", command.PARTS)
     assert [(r["part"], r["name"]) for r in report.results] == [(0, "cell 0")]
 
@@ -517,6 +708,31 @@ def test_the_compiled_rival_is_one_graph_and_gives_the_text_of_generate(bench: B
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=13
     )
     assert torch.cat(tokens, dim=1).tolist() == text[:, 64:].tolist()
+
+
+def test_a_rival_that_cannot_be_measured_fails_its_cell(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(against_transformers, "_generate", lambda *load: broken())
+    cells = {cell.name.split(", ", 2)[2]: cell for cell in against_transformers.cells(bench)}
+    with pytest.raises(RuntimeError, match="out of luck"):
+        cells["generate, dynamic cache"].measure()
+
+
+def test_forwards_of_generate_batch_have_the_same_size_whatever_memory_is_free(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Mapping[str, object]] = []
+
+    def generate_batch(prompts: object, **options: object) -> None:
+        asked.append(vars(options["continuous_batching_config"]))
+        broken()
+
+    monkeypatch.setattr(bench.target(), "generate_batch", generate_batch)
+    cells = {cell.name.split(", ", 2)[2]: cell for cell in against_transformers.cells(bench)}
+    with pytest.raises(RuntimeError, match="out of luck"):
+        cells["generate_batch"].measure()
+    assert asked[0]["max_batch_tokens"] == 8192
 
 
 # -- models, references, engine --------------------------------------------------------------------
@@ -672,12 +888,95 @@ def test_unused_ngrams_are_scored_at_the_kinds_rates_and_alike_where_steps_overl
     assert np.mean(hits[0]) < 0.35 < np.mean(hits[1])  # 0.1 and 0.6
 
 
+class Breaks(Drafter):
+    """Raises whenever it is asked."""
+
+    name = "breaks"
+
+    def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> list[Draft]:
+        raise RuntimeError("out of luck")
+
+
+def test_a_drafter_that_breaks_is_not_measured(bench: Bench) -> None:
+    """The engine goes on without it, and what that takes is no figure of any drafter."""
+    spec = DecoderSpec((), CoupledVerifier(), kv_tokens_for(2, 64, 32), 2, 32, (Breaks(),))
+    decoder = bench.decoder(spec)
+    decoder.prepare(2, 64)
+    assert decoder.turn(Arm(OFF, OFF), steps=2).tokens == 4
+    for arm in (Arm("breaks", "static:breaks:2"), Arm(OFF, OFF)):
+        with pytest.raises(DrafterFault, match="breaks quarantined: RuntimeError: out of luck"):
+            decoder.turn(arm, steps=2)
+    assert not decoder.engine.has_work
+
+
+def correctness_of(bench: Bench, name: str) -> Callable[[], CellFigures]:
+    (cell,) = [cell for cell in correctness.cells(bench) if cell.name == name]
+    return cell.measure
+
+
+def test_texts_of_a_drafter_that_breaks_are_not_taken_for_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(replace(SMALL, text_tokens=4), torch.device("cpu"))
+    monkeypatch.setattr(NgramDrafter, "propose", Breaks.propose)
+    with pytest.raises(DrafterFault, match="ngram quarantined"):
+        correctness_of(bench, "texts against generate")()
+
+
+def let_capture(patch: pytest.MonkeyPatch, most: int) -> None:
+    """Engines made from now on capture so many graphs; further ones fail."""
+    use_fake_graphs(patch)
+    capture = FakeRecorder.capture
+
+    def capture_some(self: FakeRecorder, work: Callable[[], None]) -> Callable[[], None]:
+        if self.captures == most:
+            raise RuntimeError("operation not permitted")
+        return capture(self, work)
+
+    patch.setattr(FakeRecorder, "capture", capture_some)
+
+
+def test_graphs_are_compared_with_eager_only_where_they_were_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(replace(SMALL, text_tokens=4), torch.device("cpu"))
+    measure = correctness_of(bench, "graphs against eager")
+    with pytest.raises(RuntimeError, match="off: 0 graphs"):
+        measure()
+    with monkeypatch.context() as patch:
+        let_capture(patch, 3)
+        with pytest.raises(RuntimeError, match=r": [1-9] graphs.*'capture failed': \d"):
+            measure()
+    let_capture(monkeypatch, 1000)
+    found = measure()
+    assert all(figure.is_met for figure in found.figures)
+    graphs = found.facts["graphs"]
+    assert isinstance(graphs, dict)
+    assert all(used["captured"] > 0 for used in graphs.values())
+
+
+@pytest.mark.parametrize("part", [magicdec.PART, promise.PART])
+def test_a_cell_that_the_end_of_time_cuts_short_says_how_many_blocks_count(part: Part) -> None:
+    bench = Bench(replace(SMALL, blocks=4, steps=2), torch.device("cpu"))
+    bench.budget = Budget(0.0)
+    assert part.cells(bench)[0].measure().facts["counted_blocks"] == 2
+    bench.release()
+
+
 def test_an_engine_is_kept_while_the_same_one_is_asked_for(bench: Bench) -> None:
     verifier = CoupledVerifier()
     spec = DecoderSpec((), verifier, 512, 2, 32)
     first = bench.decoder(spec)
     assert bench.decoder(DecoderSpec((), verifier, 512, 2, 32)) is first
     assert bench.decoder(replace(spec, kv_tokens=256)) is not first
+
+
+def assert_facts_are_complete(part: int, facts: list[dict[str, object]]) -> None:
+    assert facts
+    if part not in {0, 3}:
+        assert all("graphs" in each for each in facts), "whether forwards had graphs"
+    if part in {5, 6}:
+        assert all(each["counted_blocks"] == SMALL.blocks for each in facts)
 
 
 @pytest.mark.parametrize("number", [part.number for part in command.PARTS])
@@ -697,6 +996,7 @@ def test_every_part_runs_at_small_scale_and_is_resumed(
     assert {r["scale"] for r in results} == {"cpu, small scale"}
     assert all("figures" in r or "skipped" in r for r in results)
     assert not any(failures(r) for r in results), "a rival that could not be measured here"
+    assert_facts_are_complete(number, [r["facts"] for r in results if "facts" in r])
     if number == 0:
         met = [f["is_met"] for r in results if "figures" in r for f in r["figures"]]
         assert met

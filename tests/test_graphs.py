@@ -1,5 +1,6 @@
 """CUDA graphs: buckets, static inputs, capture and replay; a fake recorder stands for the GPU."""
 
+import importlib.util
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from sdcontrol.controller import Controller
+from sdcontrol.engine import graphs
 from sdcontrol.engine.buckets import BucketLimits, Buckets, size_edges
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.graphs import uncapturable
@@ -267,6 +269,12 @@ def test_forwards_that_are_captured_never_wait_for_the_device(architecture: str)
     assert waits_of(tiny_model(architecture)) == []
 
 
+def test_experts_in_one_batch_never_wait_for_the_device() -> None:
+    model = tiny_model("Mixtral")
+    model.config._experts_implementation = "batched_mm"
+    assert waits_of(model) == []
+
+
 def test_experts_picked_on_the_host_do_wait() -> None:
     """Or the test above could not fail."""
     model = tiny_model("Mixtral")
@@ -274,19 +282,54 @@ def test_experts_picked_on_the_host_do_wait() -> None:
     assert waits_of(model)
 
 
+def failures() -> list[Exception]:
+    """What torch raises, and what Triton does where a kernel does not fit the device."""
+    known: list[Exception] = [RuntimeError("operation not permitted")]
+    if importlib.util.find_spec("triton") is None:
+        return known
+    from triton.runtime.errors import OutOfResources
+
+    return [*known, OutOfResources(300_000, 232_448, "operation not permitted")]
+
+
+@pytest.mark.parametrize("failure", failures(), ids=lambda failure: type(failure).__name__)
 def test_a_bucket_that_cannot_be_captured_is_said_once_and_computed_eagerly(
-    model: PreTrainedModel, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    model: PreTrainedModel,
+    patch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    failure: Exception,
 ) -> None:
     expected, _ = texts(model, ForcedPlanner())
-    recorder = use_fake_graphs(patch, failure="operation not permitted")
+    planner = ForcedPlanner()
+    recorder = use_fake_graphs(patch, failure=failure)
     with caplog.at_level(logging.WARNING):
-        ours, engine = texts(model, ForcedPlanner())
+        ours, engine = texts(model, planner)
     assert ours == expected
     said = [r.getMessage() for r in caplog.records if "graph_capture_failed" in r.getMessage()]
     assert len(said) == len(set(said)) == len(recorder.buckets)
     assert all("operation not permitted" in message for message in said)
     assert engine.stats.graphs.eager["capture failed"] > len(said)
     assert engine.stats.graphs.captured == engine.stats.graphs.replayed == 0
+    assert engine.stats.graphs.tried == len(said)
+    slow = [o for o in planner.observations if o.view.requests and not o.timing.verify_seconds]
+    assert 0 < len(slow) <= len(said) < len(planner.observations)
+
+
+def test_shapes_beyond_the_most_are_computed_eagerly_and_said_once(
+    model: PreTrainedModel, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each graph takes memory for good."""
+    expected, _ = texts(model, RandomPlanner(3))
+    patch.setattr(graphs, "_MOST_SHAPES", 4)
+    recorder = use_fake_graphs(patch)
+    with caplog.at_level(logging.WARNING):
+        ours, engine = texts(model, RandomPlanner(3))
+    assert ours == expected
+    stats = engine.stats.graphs
+    assert recorder.captures == stats.captured == stats.tried == 4
+    assert stats.eager["too many shapes"] > 0
+    assert stats.replayed > 4
+    assert caplog.text.count("graph_shapes_used_up") == 1
 
 
 def test_without_graphs_nothing_is_padded(model: PreTrainedModel) -> None:
@@ -327,6 +370,34 @@ def test_models_that_wait_for_the_device_are_refused_graphs() -> None:
     assert growing is not None
     assert "grows with the longest position" in growing
     assert uncapturable(tiny_model("Llama")) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "groups"),
+    [
+        (torch.bfloat16, (9, 0), True),
+        (torch.bfloat16, (10, 0), True),
+        (torch.bfloat16, (8, 9), False),
+        (torch.bfloat16, (12, 0), False),
+        (torch.float16, (9, 0), False),
+        (torch.float32, (9, 0), False),
+    ],
+)
+def test_experts_are_grouped_on_the_device_by_few_kernels_only(
+    patch: pytest.MonkeyPatch, dtype: torch.dtype, capability: tuple[int, int], groups: bool
+) -> None:
+    """ATen's other way copies to the host where groups end."""
+    experts = tiny_model("Mixtral").to(dtype)  # type: ignore[call-arg]
+    patch.setattr(type(experts), "device", torch.device("cuda"))
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for how, may_be in (("eager", False), ("grouped_mm", groups), ("batched_mm", True)):
+        experts.config._experts_implementation = how
+        reason = uncapturable(experts)
+        assert (reason is None) == may_be
+        if reason is not None:
+            remedy = "grouped_mm" if groups else "batched_mm"
+            assert f"load the model with experts_implementation='{remedy}'" in reason
+            assert str(dtype) in reason
 
 
 def test_refused_models_are_named_in_a_warning(

@@ -8,12 +8,13 @@ import importlib.util
 import inspect
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,7 +32,9 @@ from sdcontrol.engine.kernels import (  # noqa: E402
 )
 from sdcontrol.engine.kernels.cache_kernels import ELEMENTS  # noqa: E402
 from sdcontrol.engine.kernels.launching import OPTIONS  # noqa: E402
+from sdcontrol.engine.kernels.tables import segment_tables  # noqa: E402
 from sdcontrol.engine.kv_cache import LayerShape  # noqa: E402
+from sdcontrol.engine.packing import PageTable, Segment  # noqa: E402
 from sdcontrol.errors import UnsupportedModel  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -40,6 +43,8 @@ pytestmark = pytest.mark.skipif(
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """What one program may use, by compute capability (CUDA programming guide, table of limits)."""
+
+CONSUMER_SHARED_BYTES = 99 * 1024  # of 8.6, 8.9 and 12.0
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 SIZES = "num_tokens num_rows num_blocks num_pages num_moves row_stride verdict_stride"
@@ -52,6 +57,7 @@ class Compiled:
     """What the compilers say of a kernel for one GPU."""
 
     ptx: str
+    ttgir: str
     shared_bytes: int
     stack_bytes: int
 
@@ -62,13 +68,17 @@ def compiled(
     *,
     types: Mapping[str, str],
     constants: Mapping[str, object],
+    ones: Collection[str] = (),
     **options: int,
 ) -> Compiled:
     """Compile `kernel`; `types` of its arguments that are no constants, `i32` where not given.
 
-    `options` are the launch's.
+    `ones` are integers that a launch passes as 1: constants, unless the kernel forbids it. `options`
+    are the launch's.
     """
     assert isinstance(kernel, triton.JITFunction)
+    kept = {p.name for p in kernel.params if p.do_not_specialize}
+    constants = {**constants, **{name: 1 for name in ones if name not in kept}}
     names = [name for name in inspect.signature(kernel.fn).parameters if name not in constants]
     signature = {name: types.get(name, "i32") for name in names}
     unaligned = {p.name for p in kernel.params if p.do_not_specialize_on_alignment}
@@ -78,13 +88,13 @@ def compiled(
         if name not in unaligned and (type_name[0] == "*" or name not in UNEVEN)
     }
     signature |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, signature, dict(constants), attributes)
+    source = ASTSource(kernel, signature, constants, attributes)
     binary = triton.compile(
         source, target=GPUTarget("cuda", capability, 32), options={**OPTIONS, **options}
     )
     with TemporaryDirectory() as folder:
         stack = stack_bytes(binary.asm["cubin"], Path(folder))
-    return Compiled(binary.asm["ptx"], binary.metadata.shared, stack)
+    return Compiled(binary.asm["ptx"], binary.asm["ttgir"], binary.metadata.shared, stack)
 
 
 def stack_bytes(cubin: bytes, folder: Path) -> int:
@@ -113,7 +123,7 @@ def tool(name: str) -> Path:
 
 def check(result: Compiled, capability: int) -> None:
     assert result.stack_bytes == 0
-    assert result.shared_bytes <= SHARED_BYTES[capability]
+    assert result.shared_bytes <= SHARED_BYTES.get(capability, CONSUMER_SHARED_BYTES)
 
 
 def pointers(names: str, type_name: str) -> dict[str, str]:
@@ -124,7 +134,7 @@ def pointers(names: str, type_name: str) -> dict[str, str]:
 
 
 def compiled_attention(
-    layer: LayerShape, query_tokens: int, capability: int, *, has_trees: bool, num_splits: int
+    layer: LayerShape, query_tokens: int, capability: int, *, has_trees: bool, is_split: bool
 ) -> Compiled:
     tile = triton_attention.choose_tile(layer, query_tokens, capability=capability)
     return compiled(
@@ -143,7 +153,7 @@ def compiled_attention(
             "BLOCK_SIZE": 16,
             "WINDOW": layer.window or 0,
             "HAS_TREES": has_trees,
-            "SPLITS": num_splits,
+            "IS_SPLIT": is_split,
             "TILE_ROWS": tile.rows,
             "TILE_KEYS": tile.keys,
             "WIDEN": False,
@@ -155,25 +165,59 @@ def compiled_attention(
 
 
 STEPS = {
-    "decode": (1, False, 8),
-    "verify 5": (5, True, 8),
-    "verify 9": (9, True, 1),
-    "verify 17": (17, True, 8),
-    "prefill": (512, False, 1),
+    "decode": (1, False, True),
+    "verify 5": (5, True, True),
+    "verify 9": (9, True, False),
+    "verify 17": (17, True, True),
+    "prefill": (512, False, False),
 }
-"""Query tokens, trees, parts of the context."""
+"""Query tokens, whether there are trees, whether contexts are split."""
+
+
+def compiled_step(layer: LayerShape, step: str, capability: int) -> Compiled:
+    tokens, has_trees, is_split = STEPS[step]
+    return compiled_attention(layer, tokens, capability, has_trees=has_trees, is_split=is_split)
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("head", [64, 128, 256])
 def test_attention_compiles_without_spills(head: int, step: str, capability: int) -> None:
-    tokens, has_trees, num_splits = STEPS[step]
     layer = LayerShape(32, 8, head, head, torch.bfloat16)
-    result = compiled_attention(
-        layer, tokens, capability, has_trees=has_trees, num_splits=num_splits
-    )
-    check(result, capability)
+    check(compiled_step(layer, step, capability), capability)
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("head", [64, 128, 256])
+def test_every_tile_is_computed_while_the_next_is_loaded(
+    head: int, step: str, capability: int
+) -> None:
+    """What the loop first waits for leaves at least a tile's keys and its values on their way."""
+    layer = LayerShape(32, 8, head, head, torch.bfloat16)
+    _, _, loop = compiled_step(layer, step, capability).ttgir.partition("scf.for")
+    waits = re.findall(r"async_wait.*num = (\d+)", loop)
+    assert int(waits[0]) >= 2
+
+
+@pytest.mark.parametrize("head", [64, 80, 128])
+def test_a_tile_of_64_rows_is_one_warp_group_and_two_fit_an_sm(head: int) -> None:
+    """On 9.0 a second group would compute the same scores; an SM has 228 KB, a program 1 of them."""
+    layer = LayerShape(32, 8, head, head, torch.bfloat16)
+    for has_trees in (False, True):
+        for is_split in (False, True):
+            result = compiled_attention(layer, 9, 90, has_trees=has_trees, is_split=is_split)
+            check(result, 90)
+            assert set(re.findall(r"warpsPerCTA = \[(\d+), \d+\], instr", result.ttgir)) == {"4"}
+            assert 2 * (result.shared_bytes + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize("capability", [86, 120])
+@pytest.mark.parametrize("step", ["decode", "verify 9", "prefill"])
+@pytest.mark.parametrize("head", [128, 256])
+def test_attention_fits_consumer_parts(head: int, step: str, capability: int) -> None:
+    layer = LayerShape(32, 8, head, head, torch.bfloat16)
+    check(compiled_step(layer, step, capability), capability)
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
@@ -181,10 +225,7 @@ def test_attention_compiles_without_spills(head: int, step: str, capability: int
 def test_attention_in_float32_compiles_without_spills(head: int, capability: int) -> None:
     layer = LayerShape(32, 8, head, head, torch.float32)
     for step in ("decode", "verify 9"):
-        tokens, has_trees, num_splits = STEPS[step]
-        result = compiled_attention(
-            layer, tokens, capability, has_trees=has_trees, num_splits=num_splits
-        )
+        result = compiled_step(layer, step, capability)
         check(result, capability)
         assert "mma" not in result.ptx  # no rounding to tf32
 
@@ -204,7 +245,7 @@ def test_attention_in_float32_compiles_without_spills(head: int, capability: int
 def test_attention_of_unusual_layers_compiles_without_spills(
     layer: LayerShape, capability: int
 ) -> None:
-    result = compiled_attention(layer, 5, capability, has_trees=True, num_splits=4)
+    result = compiled_attention(layer, 5, capability, has_trees=True, is_split=True)
     check(result, capability)
 
 
@@ -213,7 +254,7 @@ def test_decoding_reads_keys_and_values_in_the_widest_pieces_ahead_of_time(head:
     """16 bytes a thread, straight into shared memory: no key passes through registers."""
     layer = LayerShape(32, 8, head, head, torch.bfloat16)
     tile = triton_attention.choose_tile(layer, 1)
-    ptx = compiled_attention(layer, 1, 90, has_trees=False, num_splits=8).ptx
+    ptx = compiled_step(layer, "decode", 90).ptx
     tile_bytes = tile.keys * 2 * head * 2
     copies = len(re.findall(r"cp\.async\.cg\.shared\.global[^;]*0x10", ptx))
     per_tile = tile_bytes // (16 * 32 * tile.num_warps)
@@ -270,6 +311,7 @@ def test_cache_and_page_kernels_compile_without_spills(dtype: torch.dtype, capab
     )
     for result in (written, moved, summarised):
         check(result, capability)
+        assert re.search(r"ld\.global\S*\.v[24]\.", result.ptx)  # whole pieces of rows
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
@@ -287,16 +329,16 @@ def test_scoring_compiles_without_spills(capability: int) -> None:
         check(result, capability)
 
 
+PARTIAL = pointers("bests", "fp64") | pointers("winners", "i32") | pointers("tops totals", "fp32")
+
+
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("dtype", list(NAMES), ids=str)
 def test_sampling_and_the_walk_compile_without_spills(dtype: torch.dtype, capability: int) -> None:
-    partial = (
-        pointers("bests", "fp64") | pointers("winners", "i32") | pointers("tops totals", "fp32")
-    )
     sampled = compiled(
         coupled_kernels.sample_kernel,
         capability,
-        types=partial
+        types=PARTIAL
         | pointers("scores", NAMES[dtype])
         | pointers("seeds positions is_sampled", "i64"),
         constants={"PART": 8192, "BLOCK": 1024},
@@ -305,7 +347,7 @@ def test_sampling_and_the_walk_compile_without_spills(dtype: torch.dtype, capabi
     reduced = compiled(
         coupled_kernels.reduce_kernel,
         capability,
-        types=partial | pointers("is_sampled tokens", "i64") | pointers("confidence", "fp32"),
+        types=PARTIAL | pointers("is_sampled tokens", "i64") | pointers("confidence", "fp32"),
         constants={"PARTS": 126, "PADDED": 128},
         num_warps=1,
     )
@@ -325,6 +367,17 @@ def test_sampling_and_the_walk_compile_without_spills(dtype: torch.dtype, capabi
         check(walked, capability)
 
 
+def test_a_stream_of_one_is_sampled() -> None:
+    compiled(
+        coupled_kernels.sample_kernel,
+        90,
+        types=PARTIAL | pointers("scores", "bf16") | pointers("seeds positions is_sampled", "i64"),
+        constants={"PART": 8192, "BLOCK": 1024},
+        ones=["stream"],
+        num_warps=4,
+    )
+
+
 # The launcher's choices
 
 
@@ -337,10 +390,35 @@ def test_layers_that_do_not_fit_a_tile_are_refused() -> None:
             triton_attention.choose_tile(layer, 1)
 
 
-def test_contexts_are_split_where_programs_are_few_and_keys_many() -> None:
-    """An H100 has 132 multiprocessors; Llama-3.1-8B has 8 KV heads."""
-    splits = triton_attention.choose_splits
-    assert splits(1, 8, 32768, 132) == 64
-    assert splits(16, 8, 32768, 132) == 16  # 9 parts are made; of 16, for which it is compiled
-    assert splits(128, 8, 4096, 132) == 1
-    assert splits(1, 8, 200, 132) == 1
+class Launches:
+    """Stands for a kernel and notes what it would be compiled for."""
+
+    def __init__(self) -> None:
+        self.constants: list[dict[str, object]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_, **constants: self.constants.append(constants)
+
+
+def test_one_compiled_kernel_reads_contexts_in_any_number_of_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launches = Launches()
+    monkeypatch.setattr(triton_attention, "attention_kernel", launches)
+    monkeypatch.setattr(triton_attention, "combine_kernel", Launches())
+    segment = Segment([1], 99, PageTable(np.arange(1, 8)), [99])
+    tables = segment_tables([segment], block_size=16, tile_tokens=4, device=torch.device("cpu"))
+    cache = torch.zeros(8, 128, 128, dtype=torch.bfloat16)
+    tile = triton_attention.choose_tile(LayerShape(32, 8, 128, 128, torch.bfloat16), 1)
+    for num_splits in (2, 4, 64):
+        triton_attention.paged_attention(
+            torch.zeros(32, 1, 128, dtype=torch.bfloat16),
+            cache,
+            cache,
+            tables,
+            scale=1.0,
+            block_size=16,
+            tile=tile,
+            num_splits=num_splits,
+        )
+    assert launches.constants == [launches.constants[0]] * 3

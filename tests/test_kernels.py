@@ -7,7 +7,9 @@ imported does not matter.
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,8 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from sdcontrol.engine.kernels.tables import MAX_TREE_NODES, TableShape, fill_tables
-from sdcontrol.engine.packing import PageTable, Segment
+from sdcontrol.engine.kernels import tables as tables_module
+from sdcontrol.engine.kernels.splits import choose_splits
+from sdcontrol.engine.kernels.tables import (
+    MAX_TREE_NODES,
+    TableShape,
+    fill_tables,
+    segment_tables,
+)
+from sdcontrol.engine.kv_cache import LayerShape
+from sdcontrol.engine.packing import PageTable, Segment, upload
 from sdcontrol.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,3 +104,53 @@ def test_what_tables_cannot_hold_is_refused_in_one_line() -> None:
     wide = TableShape(1, nodes + 1, 1, pages=8, has_trees=True)
     with pytest.raises(ConfigError, match="a draft tree of 65 nodes; at most 64"):
         fill_tables([segment(nodes + 1, (-1,) * nodes)], wide, block_size=16)
+
+
+def test_tables_of_a_forward_are_uploaded_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`upload` is the copy that does not wait for what the device was asked to do before."""
+    uploads = Mock(side_effect=upload)
+    monkeypatch.setattr(tables_module, "upload", uploads)
+    segment_tables([segment(3)], block_size=16, tile_tokens=4, device=torch.device("cpu"))
+    assert uploads.call_count == 1
+
+
+# Parts of contexts
+
+PLAIN = LayerShape(32, 8, 128, 128, torch.bfloat16)
+H100_SMS = 132
+
+
+def splits(
+    num_tiles: int, num_keys: int, *, layer: LayerShape = PLAIN, has_prompts: bool = False
+) -> int:
+    return choose_splits(
+        layer,
+        num_tiles=num_tiles,
+        tile_tokens=4,
+        num_keys=num_keys,
+        num_sms=H100_SMS,
+        has_prompts=has_prompts,
+    )
+
+
+def test_contexts_are_split_where_programs_are_few_and_keys_many() -> None:
+    assert splits(1, 32768) == 64
+    assert splits(16, 32768) == 16  # 9 parts are made; of 16, for which combining is compiled
+    assert splits(128, 4096) == 1
+    assert splits(1, 200) == 1
+
+
+def test_a_long_context_among_many_others_is_split() -> None:
+    """Its few programs would go on alone; where a window ends what they read, they do not."""
+    assert splits(128, 8192) == 1
+    assert splits(128, 16384) == 2
+    assert splits(128, 1 << 20) == 4
+    assert splits(128, 32768, layer=replace(PLAIN, window=1024)) == 1
+
+
+def test_prompts_are_split_where_many_places_on_the_device_stay_empty() -> None:
+    """Each tile writes 128 rows of every part: what is gained must be worth that."""
+    assert splits(16, 16384, has_prompts=True) == 1  # 128 programs, 132 places
+    assert splits(20, 16384, has_prompts=True) == 2  # 160 programs, 264 places
+    assert splits(32, 16384, has_prompts=True) == 1
+    assert splits(2, 16384, has_prompts=True) == 32

@@ -19,7 +19,7 @@ from sdcontrol.policies.tries import LENGTHS, try_of
 from sdcontrol.traces.simulate import Simulation, SimulationSettings
 from sdcontrol.traces.step_times import CostTimes, NoisyTimes
 from sdcontrol.traces.workload import SimulatedRequest, Workload
-from sdcontrol.waiting import Waiting
+from sdcontrol.waiting import Seen, Waiting
 from tests.plan_instances import DrawnCost, observation_of
 
 BATCH = 32
@@ -180,12 +180,13 @@ def test_what_a_try_took_is_learnt_though_steps_after_it_are_others() -> None:
             learnt.append(observation)
 
     waiting = Waiting(8)
-    lessons = Lessons(Controller("off").acceptance, Cost(1.0, 0.0, 1, 0.0, 0.0, 0.0, {}))
+    lessons = Lessons(
+        Controller("off").acceptance, Cost(1.0, 0.0, 1, 0.0, 0.0, 0.0, {}), 8, may_rest=False
+    )
     for step in range(120):
         seen = alike(step, [2, 2] if step != 101 else [6, 6])
         seen = replace(seen, timing=replace(seen.timing, controller_seconds=0.1))
         is_try = step == 101
-        parts = waiting.observe(seen, may_repeat=not is_try, is_try=is_try, error=0.0)
-        lessons.take(seen, parts, is_try=is_try)
+        lessons.take(waiting.observe(Seen(seen, is_try), may_rest=False, error=0.0))
     assert next(one.view.step for one in learnt if one.view.step >= 101) == 101
     assert len([one for one in learnt if one.view.step > 40]) < 20

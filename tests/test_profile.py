@@ -71,6 +71,27 @@ def test_a_machine_multiplies_and_copies_at_plausible_rates() -> None:
     assert describe_machine(CPU)["torch"] == torch.__version__
 
 
+def test_ceilings_are_timed_by_the_devices_own_clock_where_it_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the host's, a launch and a wait would be in them: some percent of a GPU's copy."""
+    seen: list[str] = []
+
+    class Marks:
+        def add(self) -> None:
+            seen.append("mark")
+
+        def seconds(self) -> float:
+            return 0.5
+
+    monkeypatch.setattr(profiling, "marks_of", lambda device: Marks())
+    monkeypatch.setattr(torch, "mm", lambda *_, out: seen.append("product"))
+    found = measure_ceilings(CPU, torch.float32)
+    assert found.flops_per_second == 2.0 * 1024**3 / 0.5
+    assert found.bytes_per_second == 2.0 * 2**27 / 0.5
+    assert seen[-4:] == ["product", "mark", "product", "mark"]  # busy when the clock starts
+
+
 def test_a_forward_of_every_shape_is_timed_equally_often() -> None:
     model = tiny_model()
     wanted = step_shapes(

@@ -1,5 +1,7 @@
 """Noise, logits processors and samples: facts that hold for any batch and any padding."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -8,9 +10,11 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from scipy.stats import chi2_contingency, chisquare
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
+from sdcontrol.engine import gumbel_max, sampling, walk
+from sdcontrol.engine.generation import decoding_of
 from sdcontrol.engine.gumbel_max import INVALID, dense_gumbel_argmax, gumbel_argmax
 from sdcontrol.engine.noise import (
     ACCEPT,
@@ -26,12 +30,14 @@ from sdcontrol.engine.noise import (
     uniform,
     upper_bits,
 )
+from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import (
     Row,
     RowSampler,
     check_sample,
     draft_sample,
     process_rows,
+    process_runs,
     processors_of_row,
     sample_rows,
 )
@@ -339,6 +345,57 @@ def test_rows_with_equal_settings_share_one_call(monkeypatch: pytest.MonkeyPatch
     processed = process_rows(logits, [Row(sampler, (1,)) for sampler in samplers])
     assert torch.equal(processed, logits / torch.tensor(heats)[:, None])
     assert sorted(calls) == [1, 3]
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 2, 3), (5,)])
+def test_rows_of_a_sampler_that_follow_one_another_are_processed_as_each_alone(
+    sizes: tuple[int, ...],
+) -> None:
+    samplers = [
+        RowSampler(processors=LogitsProcessorList([hf.TemperatureLogitsWarper((0.5, 2.0)[i % 2])]))
+        for i in range(len(sizes))
+    ]
+    rows = [Row(own, ()) for own, size in zip(samplers, sizes, strict=True) for _ in range(size)]
+    logits = torch.randn(len(rows), 6, generator=torch.Generator().manual_seed(7))
+    runs = list(zip(samplers, sizes, strict=True))
+    alone = zip(logits, rows, strict=True)
+    expected = torch.cat([row.sampler.process(own[None], [()]) for own, row in alone])
+    assert torch.equal(process_runs(logits, runs), expected)
+    assert torch.equal(process_rows(logits, rows), expected)
+
+
+def test_what_is_sent_to_a_device_is_sent_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.tensor(list, device=...)` would wait for all that the device was asked to do."""
+    sent: list[str] = []
+    for module in (sampling, gumbel_max, walk):
+
+        def noted(values: object, device: torch.device, name: str = module.__name__) -> Tensor:
+            sent.append(name.rpartition(".")[2])
+            return upload(values, device)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module, "upload", noted)
+    rows = mixed_rows()
+    scores = process_rows(torch.randn(len(rows), 64), rows)
+    assert sent == ["sampling"]
+    sample_rows(scores, rows)
+    assert sent[1:] == ["sampling", "gumbel_max"]
+    walk.take_rows(scores, [3, 1])
+    assert sent[3:] == ["walk"]
+
+
+def test_prompts_that_processors_look_at_are_on_the_models_device() -> None:
+    """A penalty for the prompt's tokens gathers scores, which are there."""
+    told: dict[str, object] = {}
+
+    def processors_of(**facts: object) -> LogitsProcessorList:
+        told.update(facts)
+        return LogitsProcessorList()
+
+    model = SimpleNamespace(device=torch.device("meta"), _get_logits_processor=processors_of)
+    decoding_of(model, GenerationConfig(), [3, 4], seed=1)  # type: ignore[arg-type]
+    ids = told["encoder_input_ids"]
+    assert isinstance(ids, Tensor)
+    assert ids.device.type == "meta"
 
 
 def test_padding_does_not_change_the_sample() -> None:

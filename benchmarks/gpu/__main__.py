@@ -8,13 +8,14 @@
 Without a GPU every part runs at a small scale on the CPU, in about half a minute in all, and what
 is missing is said. Each cell is written as soon as it is there, and before it is begun, so that a
 run may end at any time. Where a cell leaves the device unusable, the rest runs in a new process.
+What failed before is tried again after everything else.
 """
 
 import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -95,41 +96,69 @@ def _run_parts(
     options: argparse.Namespace,
     given: Sequence[str],
 ) -> None:
-    """Each for its share of the time that is left; what a part leaves over is the others'."""
-    total = Budget(60.0 * options.total)
-    for index, part in enumerate(parts):
-        share = part.minutes / sum(other.minutes for other in parts[index:])
-        seconds = min(60.0 * options.minutes, share * total.left)
-        run_part(part, bench, report, seconds=seconds, keep_failed=options.keep_failed)
-        if not bench.is_usable:
-            print("the device is of no further use to this process; going on in another")
-            _restart([*given, "--resume", "--keep-failed", "--total", f"{total.left / 60.0:.2f}"])
+    """Each for its share of the time that is left; what a part leaves over is the others'.
+
+    Cells that failed in an earlier run come last: they may take all of the time once more.
+    """
+    total = Budget(60.0 * min(options.total, len(parts) * options.minutes))
+    failed = {part.number: report.failed(part.number) for part in parts}
+    again = [part for part in parts if failed[part.number] and not options.keep_failed]
+    for turn, is_again in ((parts, False), (again, True)):
+        for index, part in enumerate(turn):
+            seconds = min(60.0 * options.minutes, _share(turn[index:]) * total.left)
+            only = failed[part.number] if is_again else None
+            run_part(part, bench, report, seconds=seconds, only=only)
+            if not bench.is_usable:
+                _go_on_elsewhere(given, total.left)
+
+
+def _share(parts: Sequence[Part]) -> float:
+    """The first one's of the time for all. Correctness may take it all: else no time counts."""
+    first = parts[0]
+    return 1.0 if first.number == 0 else first.minutes / sum(part.minutes for part in parts)
 
 
 def run_part(
-    part: Part, bench: Bench, report: Report, *, seconds: float, keep_failed: bool = False
+    part: Part, bench: Bench, report: Report, *, seconds: float, only: Collection[str] | None = None
 ) -> None:
-    """Measure the cells that are not done, as long as another one like the longest still fits."""
+    """Measure the cells that are open, or `only` these, as long as another one should fit."""
     bench.budget = Budget(seconds)
     print(f"part {part.number}: {part.title} ({bench.scale.name})", flush=True)
-    longest = 0.0
+    took: list[float] = []
     try:
-        todo = [cell for cell in part.cells(bench)
-                if not report.is_done(part.number, cell.name, keep_failed=keep_failed)]  # fmt: skip
+        todo = _todo(part, bench, report, only)
         for index, cell in enumerate(todo):
-            if bench.budget.left <= longest:
-                print(f"  {len(todo) - index} cells left for --resume: the part's time is over")
+            if bench.budget.left <= _expected(took):
+                print(f"  {len(todo) - index} cells left for --resume: the part's time is over",
+                      flush=True)  # fmt: skip
                 break
             before = bench.budget.spent
             report.add({**_key(part, cell, bench), "failed": _ENDED})
             result = _measure(part, cell, bench)
-            longest = max(longest, bench.budget.spent - before)
+            took += [] if cell.skip else [bench.budget.spent - before]
             report.add(result)
             _print(result)
             if not bench.is_usable:
                 break
     finally:
-        bench.release()
+        if bench.is_usable:  # else freeing memory raises, too
+            bench.release()
+
+
+def _todo(part: Part, bench: Bench, report: Report, only: Collection[str] | None) -> list[Cell]:
+    """What was never tried comes before what ran out of time."""
+    cells = part.cells(bench)
+    if only is not None:
+        return [cell for cell in cells if cell.name in only]
+    is_open = [cell for cell in cells if report.is_open(part.number, cell.name)]
+    return sorted(is_open, key=lambda cell: report.was_tried(part.number, cell.name))
+
+
+def _expected(took: Sequence[float]) -> float:
+    """Seconds of another cell: the longest so far without the first one, of which half is taken to
+    have made models, compiled kernels and captured graphs for all.
+    """
+    return max(took[1:], default=took[0] / 2 if took else 0.0)
 
 
 def is_bad(result: Result) -> bool:
@@ -138,6 +167,12 @@ def is_bad(result: Result) -> bool:
     assert isinstance(figures, list)
     is_wrong = any(figure.get("is_met") is False for figure in figures)
     return "failed" in result or (result["part"] == 0 and is_wrong)
+
+
+def _go_on_elsewhere(given: Sequence[str], seconds: float) -> None:
+    print("the device is of no further use to this process; going on in another", flush=True)
+    minutes = max(seconds, 0.0) / 60.0
+    _restart([*given, "--resume", "--keep-failed", "--total", f"{minutes:.2f}"])
 
 
 def _restart(arguments: Sequence[str]) -> None:
@@ -163,7 +198,8 @@ def _measure(part: Part, cell: Cell, bench: Bench) -> Result:
     except Exception as error:  # one cell's failure must not cost the others
         failure = f"{type(error).__name__}: {error}".splitlines()[0]
     if found is None:
-        bench.release()  # an engine that broke off in the middle of a step is of no use
+        if bench.is_usable:
+            bench.release()  # an engine that broke off in the middle of a step is of no use
         return {**result, "failed": failure}
     result["figures"] = [figure.to_dict() for figure in found.figures]
     result["facts"] = dict(found.facts)

@@ -1,12 +1,13 @@
 """Part 4: plain decoding against transformers on the same device, in the same run, the same model.
 
 Rivals decode prompts of random tokens, which they prefill; only decoding is timed, by when steps
-had ended, in the later half of a call. Ours decodes from contexts in place.
+had ended, in the later half of a call. Ours decodes from contexts in place, anew beside each rival.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from inspect import signature
 from itertools import pairwise
@@ -24,8 +25,8 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.decoder import DecoderSpec, kv_tokens_for
-from benchmarks.gpu.figures import CellFigures, Figure, failed
+from benchmarks.gpu.decoder import Decoder, DecoderSpec, kv_tokens_for
+from benchmarks.gpu.figures import CellFigures, Figure
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.regret.rig import Arm
 from sdcontrol.engine.verify import CoupledVerifier
@@ -40,7 +41,9 @@ _WARM_STEPS = 4
 _CALLS = 3  # of generate_batch, after one that compiles
 _STRIDE = 8  # steps between two looks at the clock, where nobody has to wait for each
 _RIVAL_PAGE = 256
-_FEWEST_PAGES = 64  # with fewer its warm-up, of 8192 tokens, is given up
+_RIVAL_TOKENS = 8192  # of one of its forwards; some versions would go by free memory
+_FEWEST_PAGES = 64  # with fewer its warm-up, of as many tokens, is given up
+_COMPILED_LOOP, _STATIC_CACHE = "compiled loop", "generate, static cache"
 _BATCHING_FASTEST = "generate_batch, graphs and compiled"
 _BATCHING: Mapping[str, Mapping[str, object]] = {
     "generate_batch": {},
@@ -58,14 +61,16 @@ class BatchedOutput(Protocol):
 
 
 def cells(bench: Bench) -> list[Cell]:
-    """One per batch and context."""
+    """One per batch, context and rival, so that none costs another."""
     return [
         Cell(
-            f"batch {batch}, context {context}",
-            partial(_measure, bench, batch, context),
+            f"batch {batch}, context {context}, {name}",
+            partial(_measure, bench, batch, context, name, rival),
             bench.need(_RIVAL_COPIES * _kv_tokens(bench, batch, context)),
+            _skip(bench, name),
         )
         for batch, context in bench.scale.transformers
+        for name, rival in _rivals(bench, batch, context).items()
     ]
 
 
@@ -81,54 +86,57 @@ PART = Part(
 )
 
 
-def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
-    ours = _ours(bench, batch, context)
-    rivals: dict[str, Callable[[], list[float]]] = {
-        "generate, dynamic cache": partial(_generate, bench, batch, context, None),
-        "compiled loop": partial(_compiled_loop, bench, batch, context),
-        "generate, static cache": partial(_generate, bench, batch, context, "static"),
-    }
-    rivals |= {
-        name: partial(_generate_batch, bench, batch, context, settings)
-        for name, settings in _BATCHING.items()
-    }
-    figures, facts = [Figure.of("ours: tokens per second", ours)], dict[str, object]()
-    for name, measure in rivals.items():
-        skip = _skip(bench, name, batch)
-        if skip:
-            facts[name] = skip
-            continue
-        try:
-            rates = measure()
-        except Exception as error:  # another library's settings on an unknown machine
-            facts[name] = failed(error)
-            continue
-        figures.append(Figure.of(f"{name}: tokens per second", rates))
-        ratio = statistics.median(ours) / statistics.median(rates)
-        figures.append(Figure(f"ours over {name}", ratio, "x", _target(name, batch)))
-    return CellFigures(tuple(figures), facts)
+def _measure(
+    bench: Bench, batch: int, context: int, name: str, rival: Callable[[], list[float]]
+) -> CellFigures:
+    if bench.is_cuda:
+        torch.compiler.reset()  # what was compiled for other shapes would be made dynamic
+    decoder = _open(bench, batch, context)
+    ours, theirs = _ours(bench, decoder), rival()
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    return CellFigures(
+        (
+            Figure.of("ours: tokens per second", ours),
+            Figure.of(f"{name}: tokens per second", theirs),
+            Figure(f"ours over {name}", ratio, "x", _target(name, batch)),
+        ),
+        {"graphs": asdict(decoder.graphs)},
+    )
 
 
-def _skip(bench: Bench, name: str, batch: int) -> str | None:
-    if name == "compiled loop" and batch > 1:
-        return "measured at batch 1"
-    if not bench.is_cuda and name in {_BATCHING_FASTEST, "generate, static cache"}:
-        return "on CUDA only"
-    return "out of time" if bench.budget.left < 0 else None
+def _rivals(bench: Bench, batch: int, context: int) -> dict[str, Callable[[], list[float]]]:
+    """By name, tokens per second of a rival; at batch 1 the one with a target first."""
+    load = (bench, batch, context)
+    compiled = {_COMPILED_LOOP: partial(_compiled_loop, *load)} if batch == 1 else {}
+    return {
+        **compiled,
+        "generate, dynamic cache": partial(_generate, *load, None),
+        **{name: partial(_generate_batch, *load, each) for name, each in _BATCHING.items()},
+        _STATIC_CACHE: partial(_generate, *load, "static"),
+    }
+
+
+def _skip(bench: Bench, name: str) -> str | None:
+    is_cuda_only = name in {_BATCHING_FASTEST, _STATIC_CACHE}
+    return "on CUDA only" if is_cuda_only and not bench.is_cuda else None
 
 
 def _target(name: str, batch: int) -> float | None:
-    if name == "compiled loop":
+    if name == _COMPILED_LOOP:
         return _TO_COMPILED
     return _TO_GENERATE if batch > 1 else None
 
 
-def _ours(bench: Bench, batch: int, context: int) -> list[float]:
-    """Tokens per second of each turn."""
+def _open(bench: Bench, batch: int, context: int) -> Decoder:
     room = bench.scale.steps + 16
     spec = DecoderSpec((), _VERIFIER, kv_tokens_for(batch, context, room), batch, room)
     decoder = bench.decoder(spec)
     decoder.prepare(batch, context)
+    return decoder
+
+
+def _ours(bench: Bench, decoder: Decoder) -> list[float]:
+    """Tokens per second of each turn."""
     arm = Arm("off", "off")
     decoder.turn(arm, steps=2)
     return [decoder.turn(arm, steps=bench.scale.steps).rate for _ in range(bench.scale.blocks)]
@@ -181,6 +189,7 @@ def _generate_batch(
     memory: dict[str, object] = {
         _page_setting(ContinuousBatchingConfig): _RIVAL_PAGE,
         "num_blocks": max(2 * batch * (pages + 1), _FEWEST_PAGES),
+        "max_batch_tokens": _RIVAL_TOKENS,
         "allow_block_sharing": False,  # every call would find the prompts of the one before
     }
     rates: list[float] = []

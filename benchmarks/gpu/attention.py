@@ -8,7 +8,7 @@ import math
 from functools import partial
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.figures import CellFigures, Figure, failed
+from benchmarks.gpu.figures import OUT_OF_TIME, CellFigures, Figure, failed
 from benchmarks.gpu.floors import Load, Need, attention_bytes
 from benchmarks.gpu.kernels import KERNELS, Call, DecodeInputs
 from benchmarks.gpu.part import Cell, Part
@@ -54,7 +54,7 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
     facts: dict[str, object] = {"copies": inputs.copies, "megabytes_per_call": round(read / 1e6, 1)}
     for name, make in KERNELS.items():
         if bench.budget.left < 0:
-            facts[name] = "out of time"
+            facts[name] = OUT_OF_TIME
             continue
         try:
             call: Call | None = make(inputs)

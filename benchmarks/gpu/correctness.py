@@ -5,6 +5,7 @@ Texts are compared in float32 on a small model, where two ways of adding up hard
 """
 
 import random
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.decoder import check_drafters
 from benchmarks.gpu.figures import CellFigures, Figure
 from benchmarks.gpu.models import random_llama
 from benchmarks.gpu.part import Cell, Part
@@ -25,6 +27,7 @@ from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment, ancestors, pack
 from sdcontrol.engine.sampling import RowSampler
+from sdcontrol.engine.stats import GraphStats
 from sdcontrol.engine.verify import CoupledVerifier, SyntheticVerifier, VerifyTask
 from sdcontrol.estimators.shapes import ModelShape
 
@@ -38,14 +41,19 @@ _ARMS = ("off", "static:ngram:4", "static:sparse_kv:64:4", "static:draft_model:4
 
 
 def cells(bench: Bench) -> list[Cell]:
-    """Attention in the model's type and in float32; every drafter's text; graphs."""
-    dtypes = dict.fromkeys((bench.dtype, torch.float32))
-    found = [Cell(f"attention, {_name(d)}", partial(_attention, bench, d)) for d in dtypes]
-    found.append(Cell("texts against generate", partial(_texts, bench)))
+    """What time is taken of comes first, the cheapest before the rest; float32 comes last."""
     skip = None if bench.is_cuda else "kernels and graphs are CUDA's"
-    found.append(Cell("verdicts against the host's", partial(_verdicts, bench), None, skip))
-    found.append(Cell("graphs against eager", partial(_graphs, bench), None, skip))
-    return found
+    in_model, *others = [
+        Cell(f"attention, {_name(dtype)}", partial(_attention, bench, dtype))
+        for dtype in dict.fromkeys((bench.dtype, torch.float32))
+    ]
+    return [
+        in_model,
+        Cell("verdicts against the host's", partial(_verdicts, bench), None, skip),
+        Cell("texts against generate", partial(_texts, bench)),
+        Cell("graphs against eager", partial(_graphs, bench), None, skip),
+        *others,
+    ]
 
 
 PART = Part(
@@ -160,21 +168,25 @@ def _texts(bench: Bench) -> CellFigures:
     expected = [_generate(model, prompt, bench.scale.text_tokens) for prompt in prompts]
     figures = []
     for arm in _ARMS:
-        texts = _decode(bench, model, prompts, arm)
+        texts, _ = _decode(bench, model, prompts, arm)
         differing = sum(text != other for text, other in zip(texts, expected, strict=True))
         figures.append(Figure(f"{arm}: texts that differ", differing, "", 0, is_ceiling=True))
     return CellFigures(tuple(figures), {"compared": len(prompts)})
 
 
 def _graphs(bench: Bench) -> CellFigures:
+    """Raises `RuntimeError` where a capture failed: eager would be compared with itself."""
     model, prompts = _model(bench), _prompts()
-    figures = []
+    figures, used = [], {}
     for arm in _ARMS:
-        texts = _decode(bench, model, prompts, arm)
-        eager = _decode(bench, model, prompts, arm, cuda_graphs=False)
+        texts, graphs = _decode(bench, model, prompts, arm)
+        if not graphs.captured or "capture failed" in graphs.eager:
+            raise RuntimeError(f"{arm}: {graphs.captured} graphs, forwards without: {graphs.eager}")
+        eager, _ = _decode(bench, model, prompts, arm, cuda_graphs=False)
         differing = sum(text != other for text, other in zip(texts, eager, strict=True))
         figures.append(Figure(f"{arm}: texts that differ", differing, "", 0, is_ceiling=True))
-    return CellFigures(tuple(figures))
+        used[arm] = asdict(graphs)
+    return CellFigures(tuple(figures), {"graphs": used})
 
 
 def _decode(
@@ -184,8 +196,8 @@ def _decode(
     arm: str,
     *,
     cuda_graphs: bool = True,
-) -> list[list[int]]:
-    """The model drafts for itself, so that drafts are accepted."""
+) -> tuple[list[list[int]], GraphStats]:
+    """Texts, and what came of graphs. The model drafts for itself, so that drafts are accepted."""
     engine = Engine(
         model,
         drafters={"ngram": "ngram", "sparse_kv:64": "sparse_kv:64", "draft_model": model},
@@ -198,7 +210,8 @@ def _decode(
             for prompt in prompts
         ]
         finished = engine.run()
-    return [finished[name].output for name in ids]
+    check_drafters(engine)
+    return [finished[name].output for name in ids], engine.stats.graphs
 
 
 def _generate(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:

@@ -27,9 +27,10 @@ from sdcontrol.engine.request import Request, StopRules
 from sdcontrol.engine.sampling import RowSampler
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import Verifier
+from sdcontrol.errors import DrafterFault
 from sdcontrol.scheduling.blocks import block_keys
 
-__all__ = ["Decoder", "DecoderSpec", "Turn", "kv_tokens_for"]
+__all__ = ["Decoder", "DecoderSpec", "Turn", "check_drafters", "kv_tokens_for"]
 
 _KV_SPREAD = 0.05
 _PREFILL_TOKENS = 8192  # what scored pages compute again fits in a few steps
@@ -38,6 +39,13 @@ _PREFILL_TOKENS = 8192  # what scored pages compute again fits in a few steps
 def kv_tokens_for(batch_size: int, context_tokens: int, room: int) -> int:
     """KV tokens that a turn may need: contexts, `room` to grow on each, and blocks half used."""
     return batch_size * (context_tokens + room + 32) + 64
+
+
+def check_drafters(engine: Engine) -> None:
+    """Raises `DrafterFault` where one was quarantined: texts stay right, but it is not measured."""
+    if quarantined := engine.drafting.quarantined:
+        reasons = (f"drafter {family} quarantined: {why}" for family, why in quarantined.items())
+        raise DrafterFault("; ".join(reasons))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +142,10 @@ class Decoder:
         seeds: Sequence[int] = (),
         speculation: "bool | tuple[str, ...]" = True,
     ) -> Turn:
-        """Decode with an arm; admission is not timed. Without `seeds` request `r` has the seed r."""
+        """Decode with an arm; admission is not timed. Without `seeds` request `r` has the seed r.
+
+        Raises `DrafterFault` where a drafter failed, now or before.
+        """
         self._put_in(arm)
         live = self._submit(seeds or range(len(self._prompts)), speculation)
         self._admit(live, warm_steps)
@@ -149,6 +160,7 @@ class Decoder:
         tokens = _num_emitted(live) - before
         captures = self.graphs.capture_seconds - captures
         self._cancel(live)
+        check_drafters(self.engine)
         return Turn(
             tokens,
             seconds - captures,

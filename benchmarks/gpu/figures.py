@@ -9,15 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
+    "OUT_OF_TIME",
     "CellFigures",
     "Figure",
     "Result",
     "Spread",
     "failed",
     "failures",
+    "is_cut",
     "judged",
     "spread",
 ]
+
+OUT_OF_TIME = "out of time"
+"""A fact: nobody tried, since the part's time was over."""
 
 _FAILED = "failed: "
 
@@ -116,3 +121,10 @@ def failures(result: Result) -> dict[str, str]:
     facts = result.get("facts", {})
     assert isinstance(facts, Mapping)
     return {name: str(fact) for name, fact in facts.items() if str(fact).startswith(_FAILED)}
+
+
+def is_cut(result: Result) -> bool:
+    """Whether a cell was measured in part, until the time was over."""
+    facts = result.get("facts", {})
+    assert isinstance(facts, Mapping)
+    return OUT_OF_TIME in facts.values()

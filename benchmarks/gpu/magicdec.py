@@ -7,6 +7,7 @@ Speedups are over an engine without drafters, measured just before.
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from benchmarks.gpu.bench import Bench
@@ -17,6 +18,7 @@ from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.scale import Scale
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import OFF, best_on_odd, even
+from sdcontrol.engine.stats import GraphStats
 from sdcontrol.engine.verify import SyntheticVerifier
 from sdcontrol.experiments.compare import paired_ratio
 
@@ -47,9 +49,12 @@ def best_bound(scale: Scale, batch: int, context: int, which: int) -> tuple[floa
 
 
 def cells(bench: Bench) -> list[Cell]:
-    """One per batch, context and way of choosing pages; of what does not fit also the half."""
+    """One per batch, context and way of choosing pages; of what does not fit also the half.
+
+    What is measured comes first: as the loads are given, then the halves.
+    """
     scale, verifier = bench.scale, _verifier(bench.scale)
-    return [
+    found = [
         Cell(
             f"batch {batch}, context {context}, {arm}",
             partial(_measure, bench, verifier, (batch, context), which),
@@ -58,6 +63,7 @@ def cells(bench: Bench) -> list[Cell]:
         for batch, context in _loads(bench)
         for which, arm in enumerate((scale.sparse_arm, scale.scored_arm))
     ]
+    return sorted(found, key=lambda cell: cell.skip is not None)
 
 
 PART = Part(
@@ -70,12 +76,13 @@ PART = Part(
 
 
 def _loads(bench: Bench) -> list[tuple[int, int]]:
-    loads: list[tuple[int, int]] = []
-    for batch, context in bench.scale.magicdec:
-        loads.append((batch, context))
-        if bench.need(_kv_tokens(bench, batch, context)).lack:
-            loads.append((batch // 2, context))
-    return list(dict.fromkeys(loads))
+    given = bench.scale.magicdec
+    halves = [
+        (batch // 2, context)
+        for batch, context in given
+        if bench.need(_kv_tokens(bench, batch, context)).lack
+    ]
+    return list(dict.fromkeys((*given, *halves)))
 
 
 def _verifier(scale: Scale) -> SyntheticVerifier:
@@ -90,9 +97,9 @@ def _measure(
     arm = (scale.sparse_arm, scale.scored_arm)[which]
     bound, length = best_bound(scale, *load, which)
     names = [f"{arm}:{n}" for n in range(max(length - 1, 1), length + 2)]
-    plain = _rates(bench, _decoder(bench, (), verifier, load), [Arm(OFF, OFF)])
+    plain, plain_graphs = _rates(bench, _decoder(bench, (), verifier, load), [Arm(OFF, OFF)])
     arms = [Arm(OFF, OFF), *(Arm(name, f"static:{name}") for name in names)]
-    rates = _rates(bench, _decoder(bench, (arm,), verifier, load), arms)
+    rates, graphs = _rates(bench, _decoder(bench, (arm,), verifier, load), arms)
     blocks = min(len(plain[OFF]), len(rates[OFF]))
     beside = {OFF: plain[OFF][:blocks]} | {name: rates[name][:blocks] for name in names}
     best = best_on_odd(beside, names)
@@ -107,7 +114,13 @@ def _measure(
             "none beside the drafter, of the plain engine", [a / b for a, b in _pairs(rates, plain)]
         ),
     )
-    return CellFigures(figures, {"best": best, "rates": beside})
+    facts = {
+        "best": best,
+        "counted_blocks": blocks,
+        "rates": beside,
+        "graphs": {"plain": asdict(plain_graphs), arm: asdict(graphs)},
+    }
+    return CellFigures(figures, facts)
 
 
 def _decoder(
@@ -119,7 +132,9 @@ def _decoder(
     return decoder
 
 
-def _rates(bench: Bench, decoder: Decoder, arms: Sequence[Arm]) -> dict[str, list[float]]:
+def _rates(
+    bench: Bench, decoder: Decoder, arms: Sequence[Arm]
+) -> tuple[dict[str, list[float]], GraphStats]:
     """Tokens per second by arm and block, in random order; the first block warms up."""
     scale, rng, batch = bench.scale, random.Random(0), decoder.spec.max_batch_size
     rates: dict[str, list[float]] = {arm.name: [] for arm in arms}
@@ -131,7 +146,7 @@ def _rates(bench: Bench, decoder: Decoder, arms: Sequence[Arm]) -> dict[str, lis
                 rates[arm.name].append(turn.rate)
         if block and block % 2 == 0 and bench.budget.left < 0:
             break
-    return rates
+    return rates, decoder.graphs
 
 
 def _pairs(

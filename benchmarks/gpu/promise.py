@@ -7,6 +7,7 @@ on even ones. What learns keeps what it learned from block to block.
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from benchmarks.gpu.acceptance import MIXES, kind_rates, seeds_of
@@ -116,6 +117,7 @@ def _measure(bench: Bench, spec: DecoderSpec, batch: int, context: int, mix: str
     spent = [sum(turn.controller_seconds) / turn.seconds for turn in turns[ADAPTIVE]]
     figures.append(Figure.of("controller share of time", spent))
     facts: dict[str, object] = {
+        "counted_blocks": len(rates[OFF]),
         "rates": {name: [round(rate, 1) for rate in each] for name, each in rates.items()},
         "dropped_after_block_2": {name: round(share, 3) for name, share in dropped.items()},
         "choices": {f"{arm}:{n}": count for (arm, n), count in _most_chosen(arms[ADAPTIVE])},
@@ -129,6 +131,7 @@ def _measure(bench: Bench, spec: DecoderSpec, batch: int, context: int, mix: str
             sum(turn.capture_seconds for each in turns.values() for turn in each), 2
         ),
         "faults": sorted(set(arms[ADAPTIVE].stats.faults)),
+        "graphs": asdict(decoder.graphs),
     }
     return CellFigures(tuple(figures), facts)
 

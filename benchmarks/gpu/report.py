@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.gpu.figures import Result, failures, judged
+from benchmarks.gpu.figures import Result, failures, is_cut, judged
 from benchmarks.gpu.part import Part
 from benchmarks.measuring import write_results
 
@@ -38,10 +38,22 @@ class Report:
         """In the order of parts; inside a part, as measured."""
         return sorted(self._results.values(), key=lambda result: int(str(result["part"])))
 
-    def is_done(self, part: int, cell: str, *, keep_failed: bool = False) -> bool:
-        """Whether the cell needs no further try."""
+    def was_tried(self, part: int, cell: str) -> bool:
+        """Whether the cell was at least begun."""
+        return (part, cell) in self._results
+
+    def is_open(self, part: int, cell: str) -> bool:
+        """Whether the cell was never tried, or ran out of time; one that failed is not open."""
         result = self._results.get((part, cell))
-        return result is not None and (keep_failed or "failed" not in result)
+        return result is None or is_cut(result)
+
+    def failed(self, part: int) -> frozenset[str]:
+        """The cells of a part that failed, or were begun and never ended."""
+        return frozenset(
+            cell
+            for (number, cell), result in self._results.items()
+            if number == part and "failed" in result
+        )
 
     def forget(self, part: int) -> None:
         """Drop a part's earlier cells: it is measured anew."""

@@ -1,6 +1,7 @@
 """How large everything is: on a GPU the shapes and cells of an 8B model, elsewhere tiny ones.
 
-Knows shapes and numbers; nothing of torch. Contexts are multiples of the block size.
+Knows shapes and numbers; nothing of torch. Contexts are multiples of the block size. Loads are in
+the order of measuring: time may run out.
 """
 
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ def _product(batches: tuple[int, ...], contexts: tuple[int, ...], most_tokens: i
     return tuple((b, c) for b in batches for c in contexts if b * c <= most_tokens)
 
 
+_PROMISE_FIRST = ((16, 4096), (64, 512), (4, 4096), (256, 512), (64, 4096))  # many, so mixed within
+
 FULL = Scale(
     name="full",
     is_small=False,
@@ -64,9 +67,13 @@ FULL = Scale(
     verification=_product((8, 32, 64), (1024, 8192), 1 << 19),
     tokens_per_request=(1, 2, 4, 8, 16),
     attention=((1, 32768), (8, 8192), (16, 32768), (32, 16384), (64, 8192), (128, 4096)),
-    transformers=((1, 1024), (32, 1024)),
+    transformers=((32, 1024), (1, 1024)),
     magicdec=((16, 32768), (32, 16384), (64, 8192), (64, 4096), (128, 4096)),
-    promise=_product((1, 4, 16, 64, 256), (512, 4096, 32768), 1 << 19),
+    promise=tuple(
+        dict.fromkeys(
+            (*_PROMISE_FIRST, *_product((1, 4, 16, 64, 256), (512, 4096, 32768), 1 << 19))
+        )
+    ),
     mixes=("mixed", "0.7", "0.5", "0.9"),
     host=((1, 1024), (32, 1024), (128, 1024)),
     sparse_budgets=(512, 2048),
@@ -94,7 +101,7 @@ SMALL = Scale(
     verification=((4, 64),),
     tokens_per_request=(1, 4),
     attention=((2, 128),),
-    transformers=((1, 64), (2, 64)),
+    transformers=((2, 64), (1, 64)),
     magicdec=((2, 256),),
     promise=((2, 128),),
     mixes=("mixed",),

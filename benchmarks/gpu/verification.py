@@ -5,6 +5,7 @@ Drafts cost nothing and none is accepted, so that a step is a verification and n
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 
 from benchmarks.gpu.bench import Bench
@@ -116,7 +117,8 @@ def _measure(bench: Bench, batch: int, context: int, mean: int) -> CellFigures:
             0,
             Figure.of("ragged / uniform", ratios, "x", target=_RAGGED_TARGET, is_ceiling=True),
         )
-    return CellFigures(tuple(figures), {"ragged": list(shapes.get("ragged", ()))})
+    facts = {"ragged": list(shapes.get("ragged", ())), "graphs": asdict(decoder.graphs)}
+    return CellFigures(tuple(figures), facts)
 
 
 def _take_turns(

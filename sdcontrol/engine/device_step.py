@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sdcontrol.engine.coupled import CoupledVerifier
 from sdcontrol.engine.packing import upload
-from sdcontrol.engine.sampling import Row, check_sample, process_rows
+from sdcontrol.engine.sampling import check_sample, process_runs
 from sdcontrol.engine.synthetic import SyntheticVerifier
 from sdcontrol.engine.verify import Verdict, Verifier, VerifyTask
 from sdcontrol.engine.walk import depths_of
@@ -122,8 +122,7 @@ def _scores(logits: Tensor, in_order: Sequence[VerifyTask]) -> Tensor:
     """Processed scores; logits as they are, in their own type, where nobody processes them."""
     if not any(task.sampler.tail for task in in_order):
         return logits
-    rows = [Row(task.sampler, ()) for task in in_order for _ in range(1 + _num_nodes(task))]
-    return process_rows(logits, rows)
+    return process_runs(logits, [(task.sampler, 1 + _num_nodes(task)) for task in in_order])
 
 
 def _verdict(row: Sequence[int]) -> Verdict:

@@ -148,7 +148,7 @@ def decoding_of(
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Decoding:
     """What a prepared config asks of one unpadded prompt."""
-    ids = torch.tensor([list(prompt)], dtype=torch.int64)
+    ids = torch.tensor([list(prompt)], dtype=torch.int64, device=model.device)
     prepared = cast(_Generator, model)._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=len(prompt),

@@ -2,14 +2,13 @@
 
 Knows runners, buckets and a recorder; nothing of requests, drafts or policies. A forward that is
 computed without a graph is counted with the reason, and a bucket that cannot be captured is said
-aloud once: nothing is eager silently.
+aloud once, as is that there are too many: nothing is eager silently.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.buckets import Bucket, BucketLimits, Buckets
 from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.graph_recorder import CudaRecorder, GraphRecorder, recording_errors
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.runner import ModelRunner, max_positions
 from sdcontrol.engine.static_inputs import BucketAttention, Captured, StaticInputs
@@ -25,9 +25,7 @@ from sdcontrol.engine.stats import GraphStats
 from sdcontrol.logs import EventLog
 
 __all__ = [
-    "CudaRecorder",
     "GraphParts",
-    "GraphRecorder",
     "GraphedForwards",
     "attach_graphs",
     "graph_bytes",
@@ -36,52 +34,7 @@ __all__ = [
 
 log = EventLog(__name__)
 
-_WARM_UPS = 2  # compile what is compiled on first use, and let libraries take their workspaces
-
-
-class GraphRecorder(Protocol):
-    """Turns work for the device into something that can be repeated by one call."""
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record what `work` asks of the device; calling the result does it once more.
-
-        `work` may be run several times. Raises `RuntimeError` where it cannot be recorded.
-        """
-        ...
-
-    def reserved_bytes(self) -> int:
-        """Device memory taken so far, by everybody."""
-        ...
-
-
-class CudaRecorder:
-    """torch's CUDA graphs; all of one recorder share their memory, so they never run at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `GraphRecorder`."""
-        with torch.cuda.device(self._device):
-            current = torch.cuda.current_stream()
-            self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                for _ in range(_WARM_UPS):
-                    work()
-            current.wait_stream(self._stream)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may use the device meanwhile, hence "thread_local".
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                work()
-        return graph.replay
-
-    def reserved_bytes(self) -> int:
-        """What torch's allocator holds."""
-        return torch.cuda.memory_reserved(self._device)
+_MOST_SHAPES = 256  # of one runner: each takes a tenth of a second and some megabytes of the driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +57,7 @@ class GraphedForwards:
         self._parts = parts
         self._stats = stats
         self._buckets = Buckets(limits, parts.query_tile)
-        self._captured: dict[Bucket, Captured] = {}
-        self._refused: set[Bucket] = set()
+        self._captured: dict[Bucket, Captured | None] = {}  # None: it cannot be
         self._logits: Tensor | None = None  # of whichever graph ran last
 
     @property
@@ -134,11 +86,13 @@ class GraphedForwards:
         assert self._runner.cache is not None
         page = self._runner.cache.block_size
         bucket = self._buckets.bucket_of(segments, page, keeps_queries=queries is not None)
+        if bucket not in self._captured and len(self._captured) < _MOST_SHAPES:
+            self._captured[bucket] = self._capture(bucket, segments, queries)
+            if len(self._captured) == _MOST_SHAPES:
+                log.warning("graph_shapes_used_up", shapes=_MOST_SHAPES)
         captured = self._captured.get(bucket)
-        if captured is None and bucket not in self._refused:
-            captured = self._capture(bucket, segments, queries)
         if captured is None:
-            self._count_eager("capture failed")
+            self._count_eager("capture failed" if bucket in self._captured else "too many shapes")
         return captured
 
     def replay(self, captured: Captured, num_rows: int) -> Tensor:
@@ -154,9 +108,26 @@ class GraphedForwards:
     def _capture(
         self, bucket: Bucket, segments: Sequence[Segment], queries: QuerySink | None
     ) -> Captured | None:
+        """The bucket's graph; None, with a warning, where it cannot be captured."""
+        stats, recorder = self._stats, self._parts.recorder
+        started, before = time.perf_counter(), recorder.reserved_bytes()
+        stats.tried += 1
+        try:
+            captured = self._record(bucket, segments, queries)
+        except recording_errors() as error:
+            log.warning("graph_capture_failed", bucket=str(bucket), reason=str(error))
+            return None
+        stats.captured += 1
+        stats.capture_seconds += time.perf_counter() - started
+        stats.reserved_bytes += recorder.reserved_bytes() - before
+        log.info("graph_captured", bucket=str(bucket))
+        return captured
+
+    def _record(
+        self, bucket: Bucket, segments: Sequence[Segment], queries: QuerySink | None
+    ) -> Captured:
         """Record the bucket, on these segments: doing them twice writes the same twice."""
-        runner, recorder = self._runner, self._parts.recorder
-        attention = self._parts.attention(bucket)
+        runner, attention = self._runner, self._parts.attention(bucket)
         inputs = StaticInputs(bucket, attention, runner.device)
         inputs.load(segments, queries)
         sink = None if queries is None else queries.at(inputs.query_slots)
@@ -165,19 +136,7 @@ class GraphedForwards:
             logits = runner.compute(inputs.batch, attention, sink)
             self._logits_like(logits)[: len(logits)].copy_(logits)
 
-        started, before = time.perf_counter(), recorder.reserved_bytes()
-        try:
-            replay = recorder.capture(work)
-        except RuntimeError as error:
-            self._refused.add(bucket)
-            log.warning("graph_capture_failed", bucket=str(bucket), reason=str(error))
-            return None
-        self._captured[bucket] = Captured(inputs, replay)
-        self._stats.captured += 1
-        self._stats.capture_seconds += time.perf_counter() - started
-        self._stats.reserved_bytes += recorder.reserved_bytes() - before
-        log.info("graph_captured", bucket=str(bucket))
-        return self._captured[bucket]
+        return Captured(inputs, self._parts.recorder.capture(work))
 
     def _logits_like(self, logits: Tensor) -> Tensor:
         """Where every graph leaves its logits: made in the first warm-up, for the largest bucket.
@@ -265,6 +224,7 @@ def uncapturable(model: PreTrainedModel) -> str | None:
     """Why forwards of `model` wait for the device inside, which a graph cannot; None if not so."""
     if max_positions(model) is not None:
         return "its rotary embedding grows with the longest position, which it reads on the host"
+    groups = _groups_on_device(model)
     for module in model.modules():
         name = type(module).__name__
         if "Experts" not in name and not isinstance(
@@ -272,9 +232,21 @@ def uncapturable(model: PreTrainedModel) -> str | None:
         ):
             continue
         how = getattr(getattr(module, "config", None), "_experts_implementation", "eager")
-        if how in {None, "eager"}:
-            return (
-                f"{name} picks its experts on the host; load the model with "
-                "experts_implementation='grouped_mm'"
-            )
+        if how not in {None, "eager", "grouped_mm"} or (how == "grouped_mm" and groups):
+            continue
+        remedy = "grouped_mm" if groups else "batched_mm"
+        return (
+            f"{name} picks its experts on the host, as experts_implementation={how or 'eager'!r} "
+            f"does with {model.dtype} here; load the model with experts_implementation={remedy!r}"
+        )
     return None
+
+
+def _groups_on_device(model: PreTrainedModel) -> bool:
+    """Whether products grouped by expert ask nothing of the host: ATen's `_grouped_mm` does,
+    unless they are of bfloat16 on compute capability 9 or 10.
+    """
+    if model.device.type != "cuda":
+        return True
+    major, _ = torch.cuda.get_device_capability(model.device)
+    return model.dtype == torch.bfloat16 and major in {9, 10}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sdcontrol.engine.noise import gumbel_of_keys, row_keys, token_counters, upper_bits
+from sdcontrol.engine.packing import upload
 
 __all__ = ["INVALID", "dense_gumbel_argmax", "greedy_argmax", "gumbel_argmax"]
 
@@ -39,7 +40,7 @@ def gumbel_argmax(
     Row `i` of `scores` `[n, vocab]` uses the noise of (`seeds[i]`, `positions[i]`, token,
     `stream`). `INVALID` where the largest score of a row is not finite.
     """
-    where = torch.tensor([seeds, positions], device=scores.device)
+    where = upload(np.array([seeds, positions], dtype=np.int64), scores.device)
     keys = row_keys(where[0], where[1], stream)
     if scores.device.type != "cpu":
         tokens = dense_gumbel_argmax(scores, keys)

@@ -49,7 +49,7 @@ class _Flight:
     shadows: ShadowDrafts
     clock: StepClock
     observe_seconds: float  # that were spent before the launch
-    has_captured: bool  # a graph, in the step's time
+    has_recorded: bool  # a graph, in the step's time, or tried to
 
 
 class Engine(EngineParts):
@@ -145,7 +145,7 @@ class Engine(EngineParts):
     def _launch(self, step: int) -> _Flight:
         """Schedule, plan and draft a step, and ask the device for its forward."""
         observe_seconds, graphs = self.planner.take_observe_seconds(), self._host.graph_stats
-        num_captured = graphs.captured
+        num_tried = graphs.tried
         clock = StepClock(marks_of(self.runner.device))
         self._take_inbox()
         batch = Batch(self._next_batch(), self._intake.live)
@@ -170,7 +170,7 @@ class Engine(EngineParts):
             shadows,
             clock,
             observe_seconds,
-            has_captured=graphs.captured > num_captured,
+            has_recorded=graphs.tried > num_tried,
         )
 
     def _land(self, flight: _Flight) -> Observation:
@@ -190,7 +190,7 @@ class Engine(EngineParts):
             flight.plan,
             flight.drafts,
             verdicts,
-            timing=unmeasured(timing) if flight.has_captured else timing,
+            timing=unmeasured(timing) if flight.has_recorded else timing,
             shadow=shadow,
             faults=(*self.planner.take_faults(), *self.drafting.take_faults()),
         )

@@ -6,13 +6,16 @@ token out. A row is processed as `generate` would have processed it, wherever in
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
 from sdcontrol.engine.gumbel_max import INVALID, greedy_argmax, gumbel_argmax
 from sdcontrol.engine.noise import DRAFT, TARGET, as_int64, derive_seed
+from sdcontrol.engine.packing import upload
 from sdcontrol.engine.processors import (
     Processor,
     check_processors,
@@ -31,6 +34,7 @@ __all__ = [
     "check_sample",
     "draft_sample",
     "process_rows",
+    "process_runs",
     "processors_of_row",
     "sample_rows",
 ]
@@ -141,16 +145,34 @@ def process_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
     Processors that need no prefix are called once for all rows with the same parameters.
     """
-    scores = _apply_heads(logits.float(), rows)
-    groups: dict[Hashable, list[int]] = {}
-    for index, row in enumerate(rows):
-        groups.setdefault(row.sampler.tail_key, []).append(index)
+    runs = [(own, len(list(run))) for own, run in groupby(rows, lambda row: row.sampler)]
+    return _apply_tails(_apply_heads(logits.float(), rows), runs)
+
+
+def process_runs(logits: Tensor, runs: Sequence[tuple[RowSampler, int]]) -> Tensor:
+    """`process_rows` where no processor needs the prefix.
+
+    `runs` are samplers, each with the number of its rows, which follow one another.
+    """
+    return _apply_tails(logits.float(), runs)
+
+
+def _apply_tails(scores: Tensor, runs: Sequence[tuple[RowSampler, int]]) -> Tensor:
+    """Nobody waits for what the device was asked to do before."""
+    groups: dict[Hashable, tuple[RowSampler, list[int]]] = {}
+    first = 0
+    for sampler, count in runs:
+        _, members = groups.setdefault(sampler.tail_key, (sampler, []))
+        members.extend(range(first, first + count))
+        first += count
     if len(groups) == 1:
-        return rows[0].sampler.apply_tail(scores)
+        return runs[0][0].apply_tail(scores)
     processed = torch.empty_like(scores)
-    for members in groups.values():
-        chosen = torch.tensor(members, device=scores.device)
-        processed[chosen] = rows[members[0]].sampler.apply_tail(scores[chosen])
+    sizes = [len(members) for _, members in groups.values()]
+    order = [index for _, members in groups.values() for index in members]
+    places = upload(np.array(order, dtype=np.int64), scores.device).split(sizes)
+    for (sampler, _), chosen in zip(groups.values(), places, strict=True):
+        processed[chosen] = sampler.apply_tail(scores[chosen])
     return processed
 
 
@@ -180,7 +202,7 @@ def sample_rows(scores: Tensor, rows: Sequence[Row], stream: int = TARGET) -> Te
     if len(sampled) == len(rows):
         return gumbel_argmax(scores, seeds, positions, stream)
     tokens = greedy_argmax(scores)
-    index = torch.tensor(sampled, device=scores.device)
+    index = upload(np.array(sampled, dtype=np.int64), scores.device)
     tokens[index] = gumbel_argmax(scores[index], seeds, positions, stream)
     return tokens
 

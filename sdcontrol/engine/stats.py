@@ -36,6 +36,7 @@ class DrafterStats:
 class GraphStats:
     """CUDA graphs of all models of an engine; all zero where none are used."""
 
+    tried: int = 0  # captures, failed ones included
     captured: int = 0
     replayed: int = 0
     eager: dict[str, int] = field(default_factory=dict)  # forwards without a graph, by reason

@@ -6,10 +6,11 @@ Knows nothing of the rule by which draft tokens are accepted: verifiers have tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from sdcontrol.engine.drafters.base import ROOT, Draft
+from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import Row, RowSampler
 
 __all__ = ["Verdict", "VerifyTask", "Walk", "depths_of", "take_rows"]
@@ -104,4 +105,4 @@ def take_rows(logits: Tensor, rows: list[int]) -> Tensor:
     """These rows of `logits`; no copy where they are all of them, in order."""
     if rows == list(range(len(logits))):
         return logits
-    return logits[torch.tensor(rows, device=logits.device)]
+    return logits[upload(np.array(rows, dtype=np.int64), logits.device)]

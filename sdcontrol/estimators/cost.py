@@ -183,6 +183,7 @@ class OnlineCost:
         self._compare(observation, expected + self._beside(drafts))
         self._learn_overhead(observation)
         if not self._pace.skips(tuple(drafts), load.num_tokens):
+            self._judge_regime(load, expected, observation.view.step)
             self._judged = _Judged(observation, load, drafts, expected)
 
     def learn(self) -> None:
@@ -190,7 +191,6 @@ class OnlineCost:
         if self._judged is None:
             return
         (observation, load, drafts, expected), self._judged = self._judged, None
-        self._judge_regime(load, expected, observation.view.step)
         self._assumptions.clear()
         self._lines.clear()
         speed = self._forward.speed

@@ -27,6 +27,8 @@ class Try(NamedTuple):
 
 def try_of(plan: Plan) -> Try | None:
     """What `plan` tries; None for most plans."""
+    if "; " not in plan.reason:  # none of the marks
+        return None
     for mark in (PROBES, RECHECKS, LENGTHS):
         _, found, words = plan.reason.rpartition(mark)
         arm, _, seconds = words.rpartition(PRICE)

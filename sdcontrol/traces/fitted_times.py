@@ -30,6 +30,7 @@ __all__ = ["FittedTimes", "work_of"]
 _log = EventLog(__name__)
 _LEAST_STEPS = 8
 _SIMPLE_VERIFY = ((0,), (4, 5, 8), (4, 5))  # 1, all tokens, those that logits are made of
+_PROMPT = 8  # prefill tokens
 _SIMPLE_DRAFT = ((1,),)  # rounds
 _SIMPLE = ((0,),)  # 1
 _EXTENT = ("requests", "tokens of context")
@@ -77,6 +78,7 @@ class FittedTimes:
                 "give a cost model"
             )
         self._most = tuple(max(column) for column in zip(*extents, strict=True))
+        self._has_prompts = any([features[_PROMPT] for features, _ in verify])
         self._is_warned = False
         self.verify, self.overhead = _line(verify, _SIMPLE_VERIFY), _line(overhead)
         self.controller = _line(controller) if controller else None
@@ -96,8 +98,8 @@ class FittedTimes:
     def timing(self, work: StepWork) -> Timing:
         """Average seconds of such a step.
 
-        The first step with over twice the requests or context of any that was recorded is warned
-        of. Raises `TraceError` for one with over 4 times, and for a family never seen to draft.
+        The first step with over twice the requests or context of any that was recorded, or with a prompt where
+        none was, is warned of. Raises `TraceError` for one with over 4 times, and for a family never seen to draft.
         """
         self._check_extent(work)
         return Timing(
@@ -115,8 +117,14 @@ class FittedTimes:
             remedy = "record steps as large, simulate a lighter load, or give a cost model"
             if value > _REFUSED * most:
                 raise TraceError(f"{told}; {_REFUSED:g} times as many is the limit: {remedy}")
-            self._is_warned = True
-            _log.warning("step_times_extrapolated", reason=told, remedy=remedy)
+            self._warn(told, remedy)
+        if work.prefill_tokens and not (self._has_prompts or self._is_warned):
+            told = f"a step of {work.prefill_tokens} prompt tokens, while no recorded step has any"
+            self._warn(told, "record prompts too, or give a cost model")
+
+    def _warn(self, reason: str, remedy: str) -> None:
+        self._is_warned = True
+        _log.warning("step_times_extrapolated", reason=reason, remedy=remedy)
 
     def _draft(self, family: str, work: DraftWork) -> float:
         line = self.drafts.get(family)

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdcontrol.engine.buckets import Bucket
+from sdcontrol.engine.kernels.splits import balanced_split_keys, choose_splits
 from sdcontrol.engine.kernels.tables import AttentionTables, TableShape, fill_tables
 from sdcontrol.engine.kernels.triton_attention import (
     Tile,
-    balanced_split_keys,
-    choose_splits,
     choose_tile,
     gpu_of,
     paged_attention,
@@ -129,7 +128,11 @@ class TritonBucketAttention:
         )
         self._shapes[place] = shape
         splits = choose_splits(
-            shape.tiles, layer.num_kv_heads, bucket.pages * self._block_size, self._num_sms
+            layer,
+            num_tiles=shape.tiles,
+            tile_tokens=place[0],
+            num_keys=bucket.pages * self._block_size,
+            num_sms=self._num_sms,
         )
         self._kinds[layer] = _Kind(tile, splits, place)
 

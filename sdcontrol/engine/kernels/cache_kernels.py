@@ -77,7 +77,7 @@ def move_kernel(
 
     Each tile is read before it is written; no source was the target of a move before it.
     """
-    cache = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(LIKE))
+    cache = tl.multiple_of(tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(LIKE)), 16)
     cache += tl.program_id(0).to(tl.int64) * num_slots * DIM
     dims = tl.arange(0, PADDED)
     for begin in range(0, num_moves, TILE):
@@ -108,8 +108,13 @@ class _Alike:
 
 
 def addresses_of(tensors: Sequence[Tensor]) -> Tensor:
-    """Where tensors begin, int64 `[tensors]` on their device: good as long as they live."""
-    return torch.tensor([tensor.data_ptr() for tensor in tensors], device=tensors[0].device)
+    """Where tensors begin, int64 `[tensors]` on their device: good as long as they live.
+
+    Multiples of 16, as torch allocates: so kernels may take 16 bytes at once.
+    """
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    assert not any(address % 16 for address in addresses)
+    return torch.tensor(addresses, device=tensors[0].device)
 
 
 class CacheTensors:

@@ -89,7 +89,10 @@ def _noisy_block(score, token, key, best, winner):
     return best, winner
 
 
-@triton.jit(do_not_specialize_on_alignment=["seeds", "positions", "is_sampled"])
+@triton.jit(
+    do_not_specialize=["stream"],  # of 1 it would make a constant, which `_row_key` cannot take
+    do_not_specialize_on_alignment=["seeds", "positions", "is_sampled"],
+)
 def sample_kernel(  # noqa: PLR0915  (one kernel)
     scores, seeds, positions, is_sampled, bests, winners, tops, totals, row_stride, vocab_size,
     stream, PART: tl.constexpr, BLOCK: tl.constexpr,

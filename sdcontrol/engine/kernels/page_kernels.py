@@ -42,7 +42,7 @@ def summarise_kernel(
     block = tl.load(blocks + tl.program_id(0))
     page = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)  # layer, KV head
     page = page.to(tl.int64) * num_blocks + block
-    keys = tl.load(addresses + tl.program_id(2)).to(tl.pointer_type(LIKE))
+    keys = tl.multiple_of(tl.load(addresses + tl.program_id(2)).to(tl.pointer_type(LIKE)), 16)
     keys += (tl.program_id(1).to(tl.int64) * num_blocks + block) * (BLOCK_SIZE * DIM)
     rows = tl.arange(0, PADDED_BLOCK)
     dims = tl.arange(0, PADDED)

@@ -18,9 +18,15 @@ What a call costs, with C keys in all requests' contexts, H query and K KV heads
             split into S parts: plus 2 S T H (4 D + 4)
     FLOPs   4 D times the (query, key) pairs computed: C tile_rows K
 
-At batch 1 to 64 KV bytes are all that counts: 4 KB per KV head and 16-token page at D = 128 in
-bf16, contiguous in our layout. A tile of 64 rows does 64 FLOPs per byte of KV, far below a data
-centre GPU's 250 to 300, so wide tiles for ragged drafts cost nothing.
+At batch 1 to 64 KV bytes are what counts: 4 KB per KV head and 16-token page at D = 128 in bf16,
+contiguous in our layout. A tile of 64 rows does 64 FLOPs per byte of KV, far below a data centre
+GPU's 250 to 300. What wide tiles cost is instructions, the softmax's above all. As compiled for 9.0,
+a scheduler issues for 64 keys of D = 128, which come to an SM of an H100 in about 2300 cycles:
+
+    rows of the tile          16         32          64          128
+    instructions       450 - 600  600 - 800  650 - 1000  1150 - 1750    the more with trees
+
+So they cost nothing only where the next keys come meanwhile: see the stages of `choose_tile`.
 
 Knows the cache's layout and the tables; nothing of requests, drafts or models. The torch twin is
 `reference.TorchAttention`; the flash-decoding scheme is Dao et al. (2023).
@@ -56,17 +62,17 @@ def _visible(index, limit, depth, low, high, first_key, nodes, num_tokens, WINDO
 
 
 @triton.jit
-def _part_of_context(first, end, first_key, split, split_keys, WINDOW, HAS_TREES, SPLITS, KEYS):
+def _part_of_context(first, end, first_key, split, split_keys, WINDOW, HAS_TREES, IS_SPLIT, KEYS):
     """Keys `[lo, hi)` of this program: `end` is one past the last key that the tile may see."""
     begin = 0
     if WINDOW > 0:
         # A node of a tree may stand as high as the tree's first token.
         lowest = first_key if HAS_TREES else first_key + first
         begin = tl.maximum(lowest - WINDOW + 1, 0)
-    if SPLITS == 1:
+    if not IS_SPLIT:
         return begin, end
     span = tl.maximum(end - begin, 0)
-    chunk = tl.maximum(tl.load(split_keys), tl.cdiv(span, SPLITS))
+    chunk = tl.maximum(tl.load(split_keys), tl.cdiv(span, tl.num_programs(2)))
     chunk = tl.cdiv(chunk, KEYS) * KEYS
     lo = begin + split * chunk
     return lo, tl.minimum(lo + chunk, end)
@@ -178,8 +184,8 @@ def attention_kernel(
     num_tokens, num_slots, query_head_stride, query_token_stride, page_row_stride, page_head_stride,
     scale_log2, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_TREES: tl.constexpr, SPLITS: tl.constexpr, TILE_ROWS: tl.constexpr,
-    TILE_KEYS: tl.constexpr, WIDEN: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_TREES: tl.constexpr, IS_SPLIT: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """One query tile, one KV head, one part of the context: into `out`, or `parts` if split."""
     kv_head = tl.program_id(1)
@@ -194,7 +200,7 @@ def attention_kernel(
     inside = (place < length) & (rows < TILE_TOKENS * GROUP)
     end = first_key + tl.minimum(first + TILE_TOKENS, length)
     lo, hi = _part_of_context(
-        first, end, first_key, split, split_keys, WINDOW, HAS_TREES, SPLITS, TILE_KEYS
+        first, end, first_key, split, split_keys, WINDOW, HAS_TREES, IS_SPLIT, TILE_KEYS
     )
     nodes += 4 * first_token
     limit, depth, low, high = _row_limits(nodes, place, inside, first_key, HAS_TREES)
@@ -209,11 +215,11 @@ def attention_kernel(
         PADDED_VALUE, BLOCK_SIZE, WINDOW, HAS_TREES, TILE_ROWS, TILE_KEYS, WIDEN,
     )  # fmt: skip
     place_of_row = (split.to(tl.int64) * num_tokens + token) * (tl.num_programs(1) * GROUP) + head
-    if SPLITS == 1:
-        _write_rows(out, place_of_row, mean, inside, VALUE_DIM, PADDED_VALUE)
-    else:
+    if IS_SPLIT:
         tl.store(weights + place_of_row, weight, mask=inside)
         _write_rows(parts, place_of_row, mean, _if_any(inside, lo, hi), VALUE_DIM, PADDED_VALUE)
+    else:
+        _write_rows(out, place_of_row, mean, inside, VALUE_DIM, PADDED_VALUE)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdcontrol.engine.packing import Segment, ancestors
+from sdcontrol.engine.packing import Segment, ancestors, upload
 from sdcontrol.errors import ConfigError
 
 __all__ = ["MAX_TREE_NODES", "AttentionTables", "TableShape", "fill_tables", "segment_tables"]
@@ -112,7 +112,7 @@ def segment_tables(
         has_trees=any(segment.parents is not None for segment in segments),
     )
     flat = fill_tables(segments, shape, block_size=block_size, split_keys=split_keys)
-    return shape.views(torch.from_numpy(flat).to(device))
+    return shape.views(upload(flat, device))  # type: ignore[arg-type]  # of any size
 
 
 def fill_tables(

@@ -1,12 +1,11 @@
-"""Attention over the paged cache by Triton: which tiles, how many parts, and the launch.
+"""Attention over the paged cache by Triton: which tiles, and the launch.
 
 Nothing here waits for the device, and with `out` and a `workspace` passed nothing is allocated, so
 all of it can be captured in a graph. Knows layers' shapes and tables; nothing of requests, drafts
-or models. The kernels are in `paged_attention`.
+or models. The kernels are in `paged_attention`; into how many parts contexts go is in `splits`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,16 +14,15 @@ from torch import Tensor
 
 from sdcontrol.engine.kernels.launching import OPTIONS
 from sdcontrol.engine.kernels.paged_attention import attention_kernel, combine_kernel
-from sdcontrol.engine.kernels.tables import MIN_SPLIT_KEYS, AttentionTables, segment_tables
+from sdcontrol.engine.kernels.splits import balanced_split_keys, choose_splits
+from sdcontrol.engine.kernels.tables import AttentionTables, segment_tables
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import PackedBatch, Segment
+from sdcontrol.engine.packing import PackedBatch
 from sdcontrol.errors import UnsupportedModel
 
 __all__ = [
     "Tile",
     "TritonAttention",
-    "balanced_split_keys",
-    "choose_splits",
     "choose_tile",
     "combine_warps",
     "gpu_of",
@@ -36,10 +34,8 @@ IS_INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
 
 _FEWEST_ROWS = 16  # of a matrix product on tensor cores
 _MOST_ROWS = 128
-_MOST_SPLITS = 64
 _MOST_COMBINED = 4096  # numbers in the registers of 4 warps
-_PROGRAMS_PER_SM = 8  # with 2 at a time, the last wave of 4 is a small part of the whole
-_ENOUGH_PROGRAMS_PER_SM = 6  # no split beyond: combining would cost more than balance brings
+_CONSUMER = (86, 89, 120, 121)  # capabilities with 99 KB of shared memory for a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +57,11 @@ def choose_tile(layer: LayerShape, query_tokens: int, *, capability: int = 90) -
     query heads to a KV head than a tile has rows.
 
     Stages: the page number is loaded before the page, so of `n` stages half hold keys and values.
-    Two tiles of them, 64 KB, are on their way to each narrow program, and three programs fit an SM.
+    Of 5 one tile of them is on its way while another is computed, of 3 none is. Three narrow
+    programs, of 72 KB each, fit an SM.
     """
     group = layer.num_heads // layer.num_kv_heads
-    width = triton.next_power_of_2(max(layer.key_dim, layer.value_dim))
+    width = _width(layer)
     if group > _MOST_ROWS // 2 or width > 256:
         raise UnsupportedModel(
             f"{group} query heads share a KV head of {layer.key_dim} and {layer.value_dim} "
@@ -77,31 +74,32 @@ def choose_tile(layer: LayerShape, query_tokens: int, *, capability: int = 90) -
         return Tile(rows, keys=16, num_warps=8, num_stages=2)
     keys = 64 if width <= 128 else 32
     if rows > 32:
-        return Tile(rows, keys, num_warps=8, num_stages=3)
+        stages = 3 if width > 128 and capability in _CONSUMER else 5  # 5 would take 103 KB
+        return Tile(rows, keys, _wide_warps(rows, layer, capability), stages)
     if rows > _FEWEST_ROWS:
         return Tile(rows, keys, num_warps=4, num_stages=5)
     return Tile(rows, keys, num_warps=4, num_stages=5, max_registers=168)
 
 
+def _width(layer: LayerShape) -> int:
+    width: int = triton.next_power_of_2(max(layer.key_dim, layer.value_dim))
+    return width
+
+
 def _most_rows(width: int, dtype: torch.dtype, capability: int) -> int:
-    """Rows beyond which registers would spill; from 9.0 on operands stay in shared memory."""
+    """Rows beyond which registers would spill; in 9.x to 11.x operands stay in shared memory."""
     if dtype == torch.float32:
         return 32
-    return _MOST_ROWS if width <= 128 and capability >= 90 else _MOST_ROWS // 2
+    return _MOST_ROWS if width <= 128 and 90 <= capability < 120 else _MOST_ROWS // 2
 
 
-def choose_splits(num_tiles: int, kv_heads: int, max_keys: int, num_sms: int) -> int:
-    """Into how many parts contexts of up to `max_keys` are split, to keep `num_sms` busy.
+def _wide_warps(rows: int, layer: LayerShape, capability: int) -> int:
+    """Of more than 32 rows. A warp group of 9.0 has 64: a second would compute the same ones again.
 
-    A power of two: each number is a compilation of its own. How long a part is is read on the
-    device, so that parts too many end at once.
+    With wider heads or a window it does, or registers would spill.
     """
-    programs = num_tiles * kv_heads
-    if programs >= _ENOUGH_PROGRAMS_PER_SM * num_sms:
-        return 1
-    wanted = math.ceil(_PROGRAMS_PER_SM * num_sms / programs)
-    parts = max(min(wanted, math.ceil(max_keys / MIN_SPLIT_KEYS)), 1)
-    return min(1 << (parts - 1).bit_length(), _MOST_SPLITS)
+    fits_one = rows == 64 and _width(layer) <= 128 and layer.window is None
+    return 4 if fits_one and capability // 10 == 9 else 8
 
 
 def workspace_elements(num_tokens: int, layer: LayerShape, num_splits: int) -> int:
@@ -148,7 +146,7 @@ def paged_attention(
         GROUP=group, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         PADDED_KEY=_padded(key_dim), PADDED_VALUE=_padded(value_dim),
         BLOCK_SIZE=block_size, WINDOW=window or 0, HAS_TREES=tables.nodes.shape[0] > 0,
-        SPLITS=num_splits, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys,
+        IS_SPLIT=num_splits > 1, TILE_ROWS=tile.rows, TILE_KEYS=tile.keys,
         WIDEN=IS_INTERPRETED and query.dtype == torch.bfloat16,
         num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
         **OPTIONS,
@@ -243,24 +241,23 @@ class TritonAttention:
         capability, num_sms = gpu_of(device)
         longest = max(len(segment.tokens) for segment in segments)
         tile = choose_tile(shape, longest, capability=capability)
+        tile_tokens = tile.rows // (shape.num_heads // shape.num_kv_heads)
         tables = segment_tables(
             segments,
             block_size=cache.block_size,
-            tile_tokens=tile.rows // (shape.num_heads // shape.num_kv_heads),
+            tile_tokens=tile_tokens,
             split_keys=balanced_split_keys(segments, shape.num_kv_heads, num_sms),
             device=device,
         )
-        num_keys = tables.pages.shape[-1] * cache.block_size
         splits = self._num_splits or choose_splits(
-            len(tables.tiles), shape.num_kv_heads, num_keys, num_sms
+            shape,
+            num_tiles=len(tables.tiles),
+            tile_tokens=tile_tokens,
+            num_keys=tables.pages.shape[-1] * cache.block_size,
+            num_sms=num_sms,
+            has_prompts=longest > tile_tokens,
         )
         return _Prepared(tile, tables, splits)
-
-
-def balanced_split_keys(segments: Sequence[Segment], kv_heads: int, num_sms: int) -> int:
-    """Keys per program so that contexts of any lengths are read in equal parts."""
-    keys = sum(segment.start - segment.table.shift + 1 for segment in segments) * kv_heads
-    return max(keys // (_PROGRAMS_PER_SM * num_sms), MIN_SPLIT_KEYS)
 
 
 def gpu_of(device: torch.device) -> tuple[int, int]:

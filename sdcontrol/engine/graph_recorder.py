@@ -1,0 +1,116 @@
+"""Work for the device, recorded once and repeated by one call; a recording that fails leaves nothing.
+
+Knows torch's CUDA graphs; nothing of models, buckets or what the work is.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Protocol
+
+import torch
+
+__all__ = ["CudaRecorder", "GraphRecorder", "recording_errors"]
+
+_WARM_UPS = 2  # compile what is compiled on first use, and let libraries take their workspaces
+_ONE_AT_A_TIME = threading.Lock()  # recorders share streams
+
+
+class GraphRecorder(Protocol):
+    """Turns work for the device into something that can be repeated by one call."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record what `work` asks of the device; calling the result does it once more.
+
+        `work` may be run several times. Raises one of `recording_errors` where it cannot be
+        recorded; everything else on the device then goes on as before.
+        """
+        ...
+
+    def reserved_bytes(self) -> int:
+        """Device memory taken so far, by everybody. Takes time: for use around captures."""
+        ...
+
+
+class CudaRecorder:
+    """torch's CUDA graphs; all of one recorder share their memory, so they never run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See `GraphRecorder`."""
+        with _ONE_AT_A_TIME, torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            side = _side_stream(current)
+            _warm_up(work, current, side)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may use the device meanwhile, hence "thread_local".
+            mode = "thread_local"
+            with (
+                self._undone_on_failure(current),
+                torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode=mode),
+            ):
+                work()
+        return graph.replay
+
+    def reserved_bytes(self) -> int:
+        """What torch's allocator holds for somebody; what nobody uses every capture gives back."""
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self._device)
+
+    @contextmanager
+    def _undone_on_failure(self, current: torch.cuda.Stream) -> Iterator[None]:
+        """Put back what torch (2.11) leaves as it is where an invalid capture ends with an error."""
+        try:
+            yield
+        except BaseException:
+            torch.cuda.set_stream(current)
+            self._change_pool()
+            _end_recording_of_noise()
+            raise
+
+    def _change_pool(self) -> None:
+        """The old one may still count as being filled, or be gone with its last graph."""
+        index = torch.cuda.current_device()
+        with suppress(RuntimeError, AttributeError):  # it was ended, or torch has other names now
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+            torch._C._cuda_releasePool(index, self._pool)  # else nobody would
+        self._pool = torch.cuda.graph_pool_handle()
+
+
+def recording_errors() -> tuple[type[Exception], ...]:
+    """What is raised where work cannot be recorded: Triton's errors are no `RuntimeError`s."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return (RuntimeError,)
+    return RuntimeError, TritonError
+
+
+@cache
+def _side_stream(current: torch.cuda.Stream) -> torch.cuda.Stream:
+    """Where graphs that are replayed on `current` are recorded.
+
+    No more than one, since cuBLAS keeps a workspace for every stream for good; not one for all
+    streams, since graphs that were recorded on one share its workspace, and must not overlap.
+    """
+    return torch.cuda.Stream(current.device)
+
+
+def _warm_up(work: Callable[[], None], current: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
+    side.wait_stream(current)
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                work()
+    finally:
+        current.wait_stream(side)
+
+
+def _end_recording_of_noise() -> None:
+    """The device's generator would refuse to draw: only a capture that ends well tells it so."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())

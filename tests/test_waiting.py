@@ -1,0 +1,169 @@
+"""Facts about when things are learnt where the controller's own time weighs."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.waiting import COSTS, OUTCOMES, Due, Part, Seen, Waiting
+
+KEPT, ANEW = "as a few steps ago: goodput", "goodput"
+
+
+def seen_of(
+    step: int,
+    names: Sequence[str] = ("r",),
+    *,
+    reason: str = KEPT,
+    share: float = 0.1,
+    accepted: int = 0,
+    faults: tuple[str, ...] = (),
+) -> Seen:
+    """Two draft tokens each."""
+    hints = {"ngram": Hint(8, 5)}
+    rows = len(names)
+    requests = tuple(RequestView(n, 900, 500, 999, 0.0, ("ngram",), hints) for n in names)
+    plan = Plan((Choice.of("ngram", 2),) * rows, reason)
+    timing = Timing({}, 1.0 - share, controller_seconds=share)
+    view, two = BatchView(step, requests, 1000), (2,) * rows
+    came, more = (accepted,) * rows, (accepted + 1,) * rows
+    return Seen(Observation(view, plan, two, two, came, more, timing, faults=faults), is_try=False)
+
+
+def settled(names: Sequence[str] = ("r",)) -> Waiting:
+    """After 60 steps in which the controller took a tenth of the time."""
+    waiting = Waiting(8)
+    for step in range(60):
+        waiting.observe(seen_of(step, names), may_rest=True, error=0.0)
+    assert waiting.puts_off
+    return waiting
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.booleans(), st.sampled_from(["a", "b", "ab"]), st.booleans()), max_size=60
+    ),
+    error=st.sampled_from([0.0, 0.15, 0.4]),
+    share=st.sampled_from([0.0, 0.1]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_step_is_noted_once_in_order_and_halves_follow_one_another(
+    steps: list[tuple[bool, str, bool]], error: float, share: float
+) -> None:
+    """Whatever comes, nothing is lost, learnt twice, or learnt before it was read."""
+    waiting, noted, parts = settled(), list[int](), list[Part]()
+    for step, (is_kept, names, has_fault) in enumerate(steps, 60):
+        faults = ("plan_raised: x",) if has_fault else ()
+        reason = KEPT if is_kept else ANEW
+        seen = seen_of(step, tuple(names), reason=reason, share=share, faults=faults)
+        due = waiting.observe(seen, may_rest=True, error=error)
+        noted += [one.observation.view.step for one in due.notes]
+        parts += due.parts
+        if has_fault:
+            assert noted[-1] == step
+            assert "learn outcomes" in due.parts
+        assert step - (noted[-1] if noted else 59) <= 8
+    assert noted == sorted(set(noted))
+    assert len(noted) <= 9 or noted[1:] == list(range(noted[1], noted[-1] + 1))
+    for first, second in (OUTCOMES, COSTS):
+        halves = [part for part in parts if part in (first, second)]
+        halves = halves[halves[:1] == [second] :]  # begun before
+        assert all(a != b for a, b in itertools.pairwise(halves))
+
+
+@pytest.mark.parametrize(("batch", "reason"), [(1, KEPT), (3, KEPT), (8, ANEW)])
+def test_a_step_notes_or_learns_a_half_but_not_both(batch: int, reason: str) -> None:
+    names = tuple(f"r{row}" for row in range(batch))
+    waiting, dues = settled(names), list[Due]()
+    for step in range(60, 260):
+        seen = seen_of(step, names, reason=reason)
+        dues.append(waiting.observe(seen, may_rest=True, error=0.05))
+    assert all(len(due.parts) <= 1 and not (due.notes and due.parts) for due in dues)
+    done = [part for due in dues for part in due.parts]
+    assert {*done} == {*OUTCOMES, *COSTS}
+    assert done.count("read outcomes") >= 200 // 24
+
+
+def test_a_step_of_a_few_requests_that_was_planned_anew_does_nothing_else_for_up_to_eight() -> None:
+    waiting = settled()
+    dues = [
+        waiting.observe(seen_of(step, reason=ANEW), may_rest=True, error=0.0)
+        for step in range(60, 90)
+    ]
+    busy = [len(due.notes) for due in dues]
+    assert max(busy) == 8
+    assert busy.count(0) >= 20
+    assert all(due.notes or not due.parts for due in dues)
+
+
+def test_without_leave_to_rest_every_step_is_noted_and_one_half_is_learnt_at_a_time() -> None:
+    """So it is for policies that decide anew in every step: they hear of every step at once."""
+    waiting = settled()
+    for step in range(60, 200):
+        due = waiting.observe(seen_of(step, reason=ANEW), may_rest=False, error=0.05)
+        assert [one.observation.view.step for one in due.notes][-1] == step
+        assert step == 60 or len(due.notes) == 1
+        assert len(due.parts) <= 1
+
+
+def test_whoever_is_new_is_learnt_of_at_once() -> None:
+    waiting = settled()
+    assert "s" not in waiting.came
+    due = waiting.observe(seen_of(60, ("s",)), may_rest=True, error=0.0)
+    assert "learn outcomes" in due.parts
+    assert "s" in waiting.came
+    due = waiting.observe(seen_of(61, ("s",), reason=ANEW), may_rest=True, error=0.0)
+    assert not due.parts  # nothing was begun: what it came to is noted with the next
+    due = waiting.observe(seen_of(62, ("s",)), may_rest=True, error=0.0)
+    assert len(due.notes) == 2
+
+
+def test_a_surprise_in_costs_is_learnt_in_the_same_step() -> None:
+    waiting = settled()
+    parts = [
+        waiting.observe(seen_of(step), may_rest=True, error=0.3).parts for step in range(60, 80)
+    ]
+    assert sum(tuple(part) == COSTS for part in parts) >= 9  # in turn with outcomes
+
+
+@pytest.mark.parametrize(
+    ("error", "lengths", "interval"),
+    [(0.05, 1, 16), (0.05, 9, 8), (0.2, 1, 8), (0.3, 1, 1)],
+)
+def test_costs_are_learnt_less_often_the_better_they_are_predicted(
+    error: float, lengths: int, interval: int
+) -> None:
+    """Where steps are of different lengths, each tells something new."""
+    waiting, taught = Waiting(8), []
+    for step in range(112):
+        seen = seen_of(step, reason=ANEW).observation
+        work = (step % lengths,)
+        due = waiting.observe(
+            Seen(replace(seen, proposed=work), is_try=False), may_rest=False, error=error
+        )
+        assert len(due.parts) <= 1 or error >= 0.25 or step < 32
+        if "judge costs" in due.parts:
+            taught.append(step)
+    assert taught[:31] == list(range(31))  # at first each is news
+    intervals = set(np.diff(taught[32:]).tolist())
+    assert interval in intervals <= {*range(interval, interval + 3)}  # costs may wait for outcomes
+
+
+def test_drafts_as_long_as_can_be_that_are_accepted_whole_wait_for_longer() -> None:
+    """Nothing that is learnt of them could change what a request is given."""
+
+    def most_waiting(most_draft_tokens: int) -> int:
+        waiting, last, most = Waiting(most_draft_tokens), 0, 0
+        for step in range(200):
+            due = waiting.observe(seen_of(step, accepted=2), may_rest=False, error=0.0)
+            last = step if "read outcomes" in due.parts else last
+            most = max(most, step - last)
+        return most
+
+    assert 15 <= most_waiting(2) <= 17
+    assert 7 <= most_waiting(8) <= 9
