@@ -78,7 +78,7 @@ class FittedTimes:
                 "give a cost model"
             )
         self._most = tuple(max(column) for column in zip(*extents, strict=True))
-        self._has_prompts = any([features[_PROMPT] for features, _ in verify])
+        self._has_prompts = any(features[_PROMPT] for features, _ in verify)
         self._is_warned = False
         self.verify, self.overhead = _line(verify, _SIMPLE_VERIFY), _line(overhead)
         self.controller = _line(controller) if controller else None
