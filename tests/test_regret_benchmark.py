@@ -150,6 +150,19 @@ def test_one_case_is_measured_scored_drawn_and_resumed(
     assert main(["--cells", "nothing"]) == 2
 
 
+def test_measuring_some_cells_anew_keeps_the_others(tmp_path: Path) -> None:
+    name, path = "large-b1-c256-free", tmp_path / "regret.json"
+    assert main(["--quick", "--cells", name, "--folder", str(tmp_path)]) == 0
+    facts = json.loads(path.read_text("utf-8"))
+    (old,) = facts["results"]
+    other = {**old, "name": "large-b32-c2048-code"}
+    path.write_text(json.dumps({**facts, "results": [{**old, "blocks": 99}, other]}), "utf-8")
+    assert main(["--quick", "--cells", name, "--folder", str(tmp_path)]) == 0
+    results = {row["name"]: row for row in json.loads(path.read_text("utf-8"))["results"]}
+    assert results[name]["blocks"] == 2
+    assert results["large-b32-c2048-code"] == other
+
+
 def test_a_workload_is_measured_with_rivals_scored_and_drawn() -> None:
     result = measure(replace(quick(WORKLOADS[0]), blocks=4), is_tiny=True)
     measured = {*result["phase_rates"], *result["dropped"]}  # type: ignore[misc]

@@ -43,7 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(wanted) - set(names)):
         print(f"no cell is called {unknown}; there are {names}", file=sys.stderr)
         return 2
-    results = _earlier(folder) if options.resume else {}
+    results = {
+        name: result
+        for name, result in _earlier(folder).items()
+        if options.resume or name not in wanted
+    }
     for case in (*CELLS, *WORKLOADS):
         if case.name not in wanted or case.name in results:
             continue
@@ -104,7 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=_COMMAND, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cells", help="names, separated by commas (default: all)")
     parser.add_argument("--blocks", type=_at_least_2, help="counted blocks per cell or workload")
-    parser.add_argument("--resume", action="store_true", help="keep what the results file has")
+    parser.add_argument(
+        "--resume", action="store_true", help="measure no cell again that the results file has"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny, to see that all of it runs")
     parser.add_argument("--folder", type=Path, help=f"for the results (default: {RESULTS})")
     return parser
