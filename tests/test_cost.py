@@ -511,6 +511,28 @@ def test_a_sparse_drafter_reads_its_budget_and_others_the_context() -> None:
     assert {arm: round_kv_tokens(request, arm) for arm in arms} == arms
 
 
+def padding_of(cost: OnlineCost, kv_tokens: float) -> float:
+    """What a longest draft that is a token longer adds."""
+    read, nothing = (cost.lines(("ngram",), kv)[0, 0] for kv in (kv_tokens, 0.0))
+    return float(read - nothing)
+
+
+@pytest.mark.parametrize("is_padding", [True, False])
+def test_padding_to_the_longest_draft_is_learnt_where_lengths_differ(is_padding: bool) -> None:
+    """Of attention that computes all requests as if their drafts were as long as the longest."""
+    cost, rng = OnlineCost(), np.random.default_rng(5)
+    per_row = 2.5e-4 / 8 / 512  # seconds for a query of a request that reads a KV token
+    for step in range(150):
+        lengths = rng.choice([0, 2, 4, 16], 8).tolist()
+        rows = 8 * (1 + max(lengths)) if is_padding else 8 + sum(lengths)
+        seconds = 0.01 + 512 * per_row * rows + 5e-5 * sum(lengths)
+        one = observed(seconds * math.exp(0.03 * rng.normal()), step=step)
+        counts = tuple(lengths)
+        cost.update(replace(one, drafted=counts, proposed=counts))
+    found = padding_of(cost, 8 * 512.0) / (8 * 512 * per_row)
+    assert 0.5 < found < 1.2 if is_padding else found < 0.1  # the prior holds it at nothing
+
+
 @pytest.mark.parametrize("edges", [(), (8, 24, 64)])
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
 def test_prices_read_many_at_once_are_those_read_one_by_one(
@@ -522,12 +544,16 @@ def test_prices_read_many_at_once_are_those_read_one_by_one(
         cost.update(
             observed(0.01, step=99, length=2, arm="sparse_kv:64", draft_seconds={"sparse_kv": 0.01})
         )
+        families = ("ngram", "sparse_kv", "draft_model")
+        lines, padding = cost.lines(families, 0.0), padding_of(cost, 700.0)
         table = cost.step_table(9, 40, 700.0, 3)
         tokens = np.arange(9.0, 50.0)
         beside = cost.overhead_seconds()
-        np.testing.assert_allclose(table, cost.verify_seconds(tokens, 700.0, 3) + beside)
-        families = ("ngram", "sparse_kv", "draft_model")
-        for family, line in zip(families, cost.lines(families).tolist(), strict=True):
+        padded = np.array([next((edge for edge in edges if edge >= n), n) for n in tokens])
+        longest = np.minimum(padded / 3 - 1.0, 16.0)  # of tokens that are spread evenly
+        evenly = cost.verify_seconds(tokens, 700.0, 3) + beside
+        np.testing.assert_allclose(table + longest * padding, evenly)
+        for family, line in zip(families, lines.tolist(), strict=True):
             seconds = line[0] + 5 * line[1] + 300 * line[2]
             assert seconds == pytest.approx(float(cost.draft_seconds(family, 5, 300)))
             for lag in (1, 17, 1024):

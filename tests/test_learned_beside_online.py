@@ -18,7 +18,7 @@ from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_acceptance import Corrector, Outcome, fit_arms, log_loss
 from sdcontrol.policies.learned_features import NUM_FEATURES, ODDS, features, hazards_of
 from sdcontrol.policies.learned_model import LearnedModel, fit
-from sdcontrol.policies.learned_speed import MixedCost, TermedMix
+from sdcontrol.policies.learned_speed import VERIFY, MixedCost, TermedMix
 from sdcontrol.policies.learned_trust import observed_seconds
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.reading import read
@@ -98,14 +98,17 @@ def test_prices_in_one_piece_are_those_one_by_one(model: LearnedModel) -> None:
     assert isinstance(mixed, TermedMix)
     table = mixed.step_table(batch, 40, kv_tokens, batch)
     tokens = np.arange(float(batch), batch + 41.0)
-    one_by_one = mixed.verify_seconds(tokens, kv_tokens, batch) + mixed.overhead_seconds()
+    beside = online.overhead_seconds()
+    unpadded = online.step_table(batch, 40, kv_tokens, batch) - beside
+    learned = policy.speeds.learned.verify_seconds(tokens, kv_tokens, batch)
+    one_by_one = mixed._mixed(VERIFY, unpadded, learned) + mixed.overhead_seconds()
     np.testing.assert_allclose(table, one_by_one, rtol=1e-9)
-    known, other = mixed.lines((ARM, "other"))
+    known, other = mixed.lines((ARM, "other"), 0.0)
     assert np.dot(known[:3], (1.0, batch, kv_tokens)) == pytest.approx(
         float(mixed.draft_seconds(ARM, float(batch), kv_tokens))
     )
     assert np.dot(known[3:], (1.0, 64.0)) == pytest.approx(mixed.catch_up_seconds(ARM, 64.0))
-    np.testing.assert_array_equal(other, online.lines(("other",))[0])
+    np.testing.assert_array_equal(other, online.lines(("other",), 0.0)[0])
 
 
 def test_what_was_learnt_is_planned_with_in_one_call(model: LearnedModel) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from sdcontrol.core import Cost, FloatArray, Observation
 from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.assumed import AssumedRounds
 from sdcontrol.estimators.forward import LearntForward
 from sdcontrol.estimators.loads import (
     DraftLoad,
@@ -27,7 +28,7 @@ from sdcontrol.estimators.pace import Pace
 from sdcontrol.estimators.price import StepTerms
 from sdcontrol.estimators.regime import Regime
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
-from sdcontrol.estimators.uninformed import UninformedCost, share_of
+from sdcontrol.estimators.uninformed import UninformedCost
 from sdcontrol.logs import EventLog
 
 __all__ = ["OnlineCost", "Prediction"]
@@ -68,16 +69,14 @@ class OnlineCost:
     """A `Cost` that starts from `prior` and follows the measured steps; see `pad_to` for edges."""
 
     def __init__(self, prior: Cost | None = None, token_edges: Sequence[int] = ()) -> None:
-        self._informed = prior
         self._prior: Cost = prior if prior is not None else UninformedCost()
         self._forward = LearntForward(self._prior)
         self.pad_to(token_edges)
         self._rounds: dict[str, LearntRounds] = {}
-        self._linear_priors: dict[str, RoundPrice] = {}
+        self._assumed = AssumedRounds(prior, self._forward)
         self._overheads: deque[float] = deque(maxlen=_OVERHEAD_STEPS)
         self._overhead: float | None = None  # their median
         self.last_prediction: Prediction | None = None
-        self._assumptions: dict[str, RoundPrice] = {}
         self._lines: dict[tuple[str, ...], FloatArray] = {}
         self._judged: _Judged | None = None
         self._pace = Pace()
@@ -103,7 +102,11 @@ class OnlineCost:
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
     ) -> FloatArray:
-        """One target forward; positive, non-decreasing in tokens and in KV tokens."""
+        """One target forward; positive, non-decreasing in tokens and in KV tokens.
+
+        Tokens are spread evenly over the requests; what a plan that does otherwise pays for its longest
+        draft is in `lines`.
+        """
         tokens, kv = np.asarray(num_tokens, dtype=float), np.asarray(kv_tokens, dtype=float)
         if kv.ndim == 0:
             return self._forward.seconds(tokens, float(kv), num_requests)
@@ -125,8 +128,10 @@ class OnlineCost:
         if num_tokens <= 0:
             return 0.0
         rounds = self._rounds.get(family)
-        ratio = 1.0 if rounds is None else rounds.catch_up_ratio
-        return ratio * self._assumed_catch_up(family, num_tokens)
+        if rounds is None:
+            return self._assumed.catch_up_seconds(family, num_tokens, None)
+        assumed = self._assumed.catch_up_seconds(family, num_tokens, rounds.catch_up)
+        return rounds.catch_up_ratio * assumed
 
     def overhead_seconds(self) -> float:
         """What a step costs beside its forwards: the engine's own work and the controller's.
@@ -146,14 +151,19 @@ class OnlineCost:
         """See `price.TermedCost`."""
         forward = self._forward
         pricing = forward.pricing(kv_tokens, num_requests)
-        return StepTerms(pricing, forward.edges, self.overhead_seconds(), self.lines(families))
+        lines = self.lines(families, kv_tokens)
+        return StepTerms(pricing, forward.edges, self.overhead_seconds(), lines)
 
-    def lines(self, families: tuple[str, ...]) -> FloatArray:
+    def lines(self, families: tuple[str, ...], kv_tokens: float) -> FloatArray:
         """See `price.TabledCost`; kept until the next measurement."""
         lines = self._lines.get(families)
         if lines is None:
             rows = [self._line(family) for family in families]
             lines = self._lines[families] = np.array(rows).reshape(len(rows), 5)
+        padding = self._forward.padding_seconds(kv_tokens)
+        if padding > 0.0:
+            lines = lines.copy()
+            lines[:, 0] += padding
         return lines
 
     def _line(self, family: str) -> tuple[float, float, float, float, float]:
@@ -191,7 +201,7 @@ class OnlineCost:
         if self._judged is None:
             return
         (observation, load, drafts, expected), self._judged = self._judged, None
-        self._assumptions.clear()
+        self._assumed.forget()
         self._lines.clear()
         speed = self._forward.speed
         if self._forward.update(load, observation.timing.verify_seconds, expected):
@@ -232,11 +242,13 @@ class OnlineCost:
             _log.info("regime_changed", regime=regime.bound, reason=regime.reason, step=step)
 
     def _learn_rounds(self, family: str, load: DraftLoad, seconds: float) -> None:
+        assumed = self._assumed
         if family not in self._rounds:
-            line = self._assumed_line(family)
-            self._rounds[family] = LearntRounds(self._assumed(family), line, load)
-        catch_up = self._assumed_catch_up(family, load.catch_up_tokens)
-        self._rounds[family].update(load, catch_up, seconds)
+            line = assumed.catch_up_line(family)
+            self._rounds[family] = LearntRounds(assumed.price(family), line, load)
+        rounds = self._rounds[family]
+        catch_up = assumed.catch_up_seconds(family, load.catch_up_tokens, rounds.catch_up)
+        rounds.update(load, catch_up, seconds)
 
     def _learn_overhead(self, observation: Observation) -> None:
         timing = observation.timing
@@ -245,56 +257,6 @@ class OnlineCost:
             self._overheads.append(seconds)
             self._overhead = median(self._overheads)
 
-    # what is assumed before measurements
-
     def _round_price(self, family: str) -> RoundPrice:
         rounds = self._rounds.get(family)
-        return self._assumed(family) if rounds is None else rounds.price
-
-    def _assumed(self, family: str) -> RoundPrice:
-        """The given prior at the measured speed, or a share of our own target's forward."""
-        if family not in self._assumptions:
-            self._assumptions[family] = self._assumption(family)
-        return self._assumptions[family]
-
-    def _assumption(self, family: str) -> RoundPrice:
-        if self._informed is not None:
-            prior, speed = self._linear_prior(family), self._forward.speed
-            return RoundPrice(
-                speed * prior.constant, speed * prior.per_request, speed * prior.per_kv_token
-            )
-        share, c = share_of(family), self._forward.coefficients
-        per_token = c[0] * UninformedCost.per_token_seconds + c[2] + c[4]
-        per_kv_token = c[0] * UninformedCost.per_kv_token_seconds + c[3] + c[5]
-        constant = c[0] * UninformedCost.constant_seconds + c[1]
-        return RoundPrice(share * constant, share * per_token, share * per_kv_token)
-
-    def _linear_prior(self, family: str) -> RoundPrice:
-        """The prior's round as a straight line."""
-        if family not in self._linear_priors:
-            price = self._prior.draft_seconds
-            requests, kv_tokens = 32.0, 65536.0
-            base = float(price(family, 1.0, 0.0))
-            per_request = max(float(price(family, requests, 0.0)) - base, 0.0) / (requests - 1.0)
-            per_kv_token = max(float(price(family, 1.0, kv_tokens)) - base, 0.0) / kv_tokens
-            line = RoundPrice(max(base - per_request, 0.0), per_request, per_kv_token)
-            self._linear_priors[family] = line
-        return self._linear_priors[family]
-
-    def _assumed_catch_up(self, family: str, num_tokens: float) -> float:
-        if num_tokens <= 0:
-            return 0.0
-        price = getattr(self._informed, "catch_up_seconds", None)
-        if price is not None:
-            return self._forward.speed * float(price(family, num_tokens))
-        rounds = self._rounds.get(family)
-        constant, per_token = self._assumed_line(family) if rounds is None else rounds.catch_up
-        return constant + per_token * num_tokens
-
-    def _assumed_line(self, family: str) -> tuple[float, float]:
-        """Of a catch-up, a constant and seconds per token."""
-        assumed = self._assumed(family)
-        if self._informed is not None:
-            return assumed.constant, assumed.per_request
-        once = share_of(family) * self._forward.coefficients[4]  # however many tokens a request has
-        return assumed.constant + once, assumed.per_request - once
+        return self._assumed.price(family) if rounds is None else rounds.price

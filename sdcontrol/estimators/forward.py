@@ -1,11 +1,12 @@
 """The target's forward, priced by what forwards took.
 
-Knows nothing of drafting. T tokens, V KV tokens and B requests take
+Knows nothing of drafting. T tokens, V KV tokens and B requests, the longest draft of which is L tokens, take
 
-    c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + staircase(T)
+    c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + c6 L V + staircase(T)
 
-with non-negative coefficients (attention does T / B queries over V keys each: its arithmetic), and a
-running correction per number of tokens for what is not linear. Prices never fall with T or V.
+with non-negative coefficients (attention does T / B queries over V keys each: its arithmetic; where it
+pads requests to the longest one, 1 + L for each), and a running correction per number of tokens for what
+is not linear. Prices never fall with T or V.
 """
 
 import math
@@ -26,10 +27,11 @@ from sdcontrol.estimators.pricing import (
 )
 from sdcontrol.estimators.regression import OnlineRegression
 from sdcontrol.estimators.staircase import Staircase, interpolated, token_grid
+from sdcontrol.outcomes import DEPTH
 
 __all__ = ["LearntForward"]
 
-_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3])
+_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.04])
 _MOST_RESIDUAL = 0.5  # of the expected time, that one measurement may correct a stair by
 _MOST_NEWS = 3.0  # the same, at a load that is new
 _FOLLOWS = 0.1  # of the log-ratio of measured to expected, that all prices follow at once
@@ -76,21 +78,30 @@ class LearntForward:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Of the prior, 1, T, V, B and T V / B, in seconds; the prior alone before measurements."""
+        """Of the prior, 1, T, V, B, T V / B and L V, in seconds; the prior alone before measurements."""
         if self._regression is None:
             return tuple(PRIOR_ALONE.tolist())
         return tuple(self._regression.coefficients.tolist())
 
     def seconds(self, num_tokens: FloatArray, kv_tokens: float, num_requests: int) -> FloatArray:
-        """Positive, non-decreasing in tokens and KV tokens; same shape as `num_tokens`."""
+        """Of tokens that are spread evenly over the requests; same shape as `num_tokens`.
+
+        Positive, non-decreasing in tokens and KV tokens.
+        """
         table = self._seconds_on_grid(kv_tokens, num_requests)
         tokens = padded(np.ascontiguousarray(num_tokens.ravel()), self._edges)
-        return interpolated(tokens, self._grid, table).reshape(num_tokens.shape)
+        longest = np.clip(tokens / max(num_requests, 1) - 1.0, 0.0, DEPTH)
+        seconds = interpolated(tokens, self._grid, table)
+        seconds += longest * self.padding_seconds(kv_tokens)
+        return seconds.reshape(num_tokens.shape)
 
     def table(
         self, first_tokens: int, most_more: int, kv_tokens: float, num_requests: int, beside: float
     ) -> FloatArray:
-        """Seconds of `first_tokens` and up to `most_more` more, `[most_more + 1]`, and `beside`."""
+        """Seconds of `first_tokens` and up to `most_more` more, `[most_more + 1]`, and `beside`.
+
+        Without padding to the longest draft.
+        """
         if self._is_kept(kv_tokens, num_requests):
             tables = self._grid, self._seconds_on_grid(kv_tokens, num_requests), self._edges
             return read_off(tables, float(first_tokens), most_more, beside)
@@ -105,14 +116,22 @@ class LearntForward:
     def seconds_of(self, load: VerifyLoad, times: int = 1) -> float:
         """Of one forward, with that many times its tokens."""
         tokens, kv_tokens = times * load.num_tokens, float(load.kv_tokens)
-        return float(self.table(tokens, 0, kv_tokens, load.num_requests, 0.0)[0])
+        padding = (times * (1 + load.longest_draft) - 1) * self.padding_seconds(kv_tokens)
+        return float(self.table(tokens, 0, kv_tokens, load.num_requests, padding)[0])
+
+    def padding_seconds(self, kv_tokens: float) -> float:
+        """What a token more of the longest draft adds, however many are as long."""
+        return (
+            0.0 if self._regression is None else self._regression.coefficients.item(6) * kv_tokens
+        )
 
     def update(self, load: VerifyLoad, seconds: float, expected: float) -> bool:
         """Learn one measurement, of which `seconds_of` said `expected`; whether it completed a change of speed."""
         features = self._features(load)
         tokens = float(features[2])
         if self._regression is None:
-            self._regression = OnlineRegression(features, PRIOR_ALONE, _SPREAD)
+            units = np.append(features[:-1], features[-2])  # as if all drafts were as long
+            self._regression = OnlineRegression(units, PRIOR_ALONE, _SPREAD)
         is_familiar = self._is_familiar(load)
         changed = self._regression.update(
             features, seconds, expected=expected, is_familiar=is_familiar
@@ -142,9 +161,8 @@ class LearntForward:
     def _features(self, load: VerifyLoad) -> FloatArray:
         kv, requests = float(load.kv_tokens), float(load.num_requests)
         low, high, share = self._nearest_priors(kv, load.num_requests)
-        return featured(
-            (self._grid, low, high, self._edges), share, float(load.num_tokens), kv, requests
-        )
+        numbers = float(load.num_tokens), kv, requests, float(load.longest_draft)
+        return featured((self._grid, low, high, self._edges), share, numbers)
 
     def _seconds_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:
         """Seconds at every point of the token grid, `[grid]`; kept for the next call."""

@@ -22,6 +22,7 @@ class VerifyLoad:
     num_tokens: int
     kv_tokens: int
     num_requests: int
+    longest_draft: int = 0  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def verify_load(observation: Observation) -> VerifyLoad:
         len(view.requests) + sum(observation.proposed) + view.prefill_tokens,
         sum([request.context_tokens for request in view.requests]),
         len(view.requests),
+        max(observation.proposed, default=0),
     )
 
 

@@ -54,9 +54,12 @@ class TabledCost(Cost, Protocol):
         """
         ...
 
-    def lines(self, families: tuple[str, ...]) -> FloatArray:
+    def lines(self, families: tuple[str, ...], kv_tokens: float) -> FloatArray:
         """By family `[families, 5]`: a round's seconds, constant, per request and per KV token; a
         catch-up's, constant and per token.
+
+        A round's constant includes what a longest draft of a token more adds to a forward that
+        reads `kv_tokens`; `step_table` does not.
         """
         ...
 

@@ -25,7 +25,7 @@ Pricing = tuple[
     tuple[FloatArray, FloatArray, FloatArray, FloatArray], tuple[float, float], FloatArray
 ]
 
-PRIOR_ALONE: FloatArray = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+PRIOR_ALONE: FloatArray = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 """Coefficients with which a forward takes what the prior says. Do not write."""
 
 
@@ -53,20 +53,20 @@ def read_off(
     return interpolated(padded(tokens, edges), grid, seconds) + beside
 
 
-@compiled("float64[::1](UniTuple(float64[::1], 4), float64, float64, float64, float64)")
+@compiled("float64[::1](UniTuple(float64[::1], 4), float64, UniTuple(float64, 4))")
 def featured(
     tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
     share: float,
-    num_tokens: float,
-    kv_tokens: float,
-    num_requests: float,
+    load: tuple[float, float, float, float],  # tokens, KV tokens, requests, the longest draft
 ) -> FloatArray:
-    """Prior, 1, T, V, B, T V / B; `tables` are the grid, the prior at two KV counts, and edges."""
+    """Prior, 1, T, V, B, T V / B, L V; `tables` are the grid, the prior at two KV counts, and edges."""
     grid, low, high, edges = tables
+    num_tokens, kv_tokens, num_requests, longest = load
     tokens = padded(np.full(1, num_tokens), edges)
     prior = interpolated(tokens, grid, low + share * (high - low))[0]
     per_request = tokens[0] * kv_tokens / max(num_requests, 1.0)
-    return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request])
+    padding = longest * kv_tokens
+    return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request, padding])
 
 
 @compiled(f"float64[::1]({PRICING}, UniTuple(float64, 2))")

@@ -276,9 +276,9 @@ class TermedMix(MixedCost):
         table: FloatArray = tabled(*terms.pricing, load, asked)[0]
         return table
 
-    def lines(self, families: tuple[str, ...]) -> FloatArray:
+    def lines(self, families: tuple[str, ...], kv_tokens: float) -> FloatArray:
         """See `price.TabledCost`."""
-        return self._mixed_lines(self._termed.lines(families), families)
+        return self._mixed_lines(self._termed.lines(families, kv_tokens), families)
 
     @property
     def _termed(self) -> TermedCost:

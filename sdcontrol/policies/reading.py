@@ -64,7 +64,7 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     )
     rounds, catch_up = price(
         posed,
-        _prices(layout, cost, posed, columns.catch_up_tokens),
+        _prices(layout, cost, posed, columns.catch_up_tokens, float(columns.kv_tokens)),
         (columns.catch_up_tokens, columns.remaining_tokens),
         (layout.rows, layout.family),
         catch_up_horizon_tokens,
@@ -102,7 +102,7 @@ def read_drafted(
     )
     rounds, catch_up = price(
         posed,
-        _prices(layout, belief.cost, posed, nothing),
+        _prices(layout, belief.cost, posed, nothing, float(columns.kv_tokens)),
         (nothing, columns.remaining_tokens),
         (own, layout.family),
         1,
@@ -162,10 +162,12 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
     return np.asarray(seconds, dtype=np.float64)
 
 
-def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Prices:
+def _prices(
+    layout: Layout, cost: Cost, posed: Posed, lagging: IntArray, kv_tokens: float
+) -> Prices:
     """Seconds of rounds, and of rounds and catch-up along lines; a table of rounds goes first."""
     if is_tabled(cost):
-        return _NO_TABLE, cost.lines(layout.families)
+        return _NO_TABLE, cost.lines(layout.families, kv_tokens)
     batch, means = posed[2].shape[1], posed[3].tolist()
     rounds, lines = (
         np.zeros((len(layout.families), batch + 2)),
