@@ -10,10 +10,8 @@ from sdcontrol.estimators.uninformed import UninformedCost, share_of
 
 __all__ = ["AssumedRounds"]
 
-_REQUESTS, _KV_TOKENS = (
-    32.0,
-    65536.0,
-)  # at which a prior's round is looked at, for a line through it
+# Where a prior's round is looked at, for a line through it.
+_REQUESTS, _KV_TOKENS = 32.0, 65536.0
 
 
 class AssumedRounds:
@@ -43,7 +41,7 @@ class AssumedRounds:
         return assumed.constant + once, assumed.per_request - once
 
     def catch_up_seconds(
-        self, family: str, num_tokens: float, line: tuple[float, float] | None
+        self, family: str, num_tokens: float, line: tuple[float, float] | None = None
     ) -> float:
         """Of a catch-up: as the prior says, or along `line`, by default what is assumed now."""
         if num_tokens <= 0:

@@ -1,7 +1,8 @@
 """What a step costs, corrected online by what steps did cost.
 
 Knows nothing of acceptance or of plans' merits. The target's forward is learnt in `forward`, the
-drafting rounds of each family in `rounds`; here they become one `Cost`, compared with every step.
+drafting rounds of each family in `rounds`, from what is `assumed` of them; here they become one `Cost`,
+compared with every step.
 """
 
 import math
@@ -129,7 +130,7 @@ class OnlineCost:
             return 0.0
         rounds = self._rounds.get(family)
         if rounds is None:
-            return self._assumed.catch_up_seconds(family, num_tokens, None)
+            return self._assumed.catch_up_seconds(family, num_tokens)
         assumed = self._assumed.catch_up_seconds(family, num_tokens, rounds.catch_up)
         return rounds.catch_up_ratio * assumed
 
@@ -155,7 +156,7 @@ class OnlineCost:
         return StepTerms(pricing, forward.edges, self.overhead_seconds(), lines)
 
     def lines(self, families: tuple[str, ...], kv_tokens: float) -> FloatArray:
-        """See `price.TabledCost`; kept until the next measurement."""
+        """See `price.TabledCost`; without padding they are kept until the next measurement."""
         lines = self._lines.get(families)
         if lines is None:
             rows = [self._line(family) for family in families]

@@ -121,9 +121,9 @@ class LearntForward:
 
     def padding_seconds(self, kv_tokens: float) -> float:
         """What a token more of the longest draft adds, however many are as long."""
-        return (
-            0.0 if self._regression is None else self._regression.coefficients.item(6) * kv_tokens
-        )
+        if self._regression is None:
+            return 0.0
+        return self._regression.coefficients.item(6) * kv_tokens
 
     def update(self, load: VerifyLoad, seconds: float, expected: float) -> bool:
         """Learn one measurement, of which `seconds_of` said `expected`; whether it completed a change of speed."""
