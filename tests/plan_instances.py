@@ -22,7 +22,9 @@ from sdcontrol.core import (
 from sdcontrol.estimators.price import (
     catch_up_seconds,
     catch_up_tokens,
+    even_draft,
     expected_gain,
+    padding_seconds,
     round_kv_tokens,
     step_seconds,
 )
@@ -35,7 +37,9 @@ HORIZON = 64  # tokens over which the policy spreads a catch-up
 
 @dataclass(frozen=True)
 class DrawnCost:
-    """Verification linear, in stairs, or flat up to a ridge; drafting with a base per round."""
+    """Verification linear, in stairs, or flat up to a ridge, and padded to the longest draft; drafting
+    with a base per round.
+    """
 
     shape: str
     base: float
@@ -45,6 +49,7 @@ class DrawnCost:
     rounds: dict[str, tuple[float, float, float]]  # base, per request, per KV token
     round_edge: int = 1
     per_catch_up_token: float = 0.0
+    padding: float = 0.0  # per token of the longest draft, whatever KV is read
 
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
@@ -54,9 +59,11 @@ class DrawnCost:
             tokens = self.edge * np.ceil(tokens / self.edge)
         if self.shape == "ridge":
             tokens = 2.0 * np.maximum(tokens - 2 * self.edge, 0.0)
-        return np.asarray(
-            self.base + self.per_token * tokens + self.per_kv_token * np.asarray(kv_tokens)
-        )
+        seconds = self.base + self.per_token * tokens + self.per_kv_token * np.asarray(kv_tokens)
+        return np.asarray(seconds + self.padding * even_draft(num_tokens, num_requests))
+
+    def padding_seconds(self, kv_tokens: float) -> float:
+        return float(self.padding)
 
     def draft_seconds(
         self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
@@ -76,7 +83,7 @@ def drawn_cost(
     generator: np.random.Generator, batch: int, arms: tuple[str, ...], shape: str
 ) -> DrawnCost:
     """Prices from the range in which the best plan is hard to see."""
-    scale = 8.0 / max(batch, 4)
+    scale, (apart,) = 8.0 / max(batch, 4), generator.spawn(1)
     rounds = {
         family_of(arm): (0.0, 0.0, 0.0)
         if arm == "ngram"
@@ -97,6 +104,7 @@ def drawn_cost(
         rounds=rounds,
         round_edge=int(generator.choice([1, 4], p=[0.7, 0.3])),
         per_catch_up_token=generator.choice([0.0, 0.01]) * generator.uniform(0.5, 2.0),
+        padding=apart.choice([0.0, 0.01, 0.05]) * apart.uniform(0.5, 2.0),
     )
 
 
@@ -188,6 +196,8 @@ def all_plans(view: BatchView, belief: Belief) -> tuple[FloatArray, FloatArray]:
     kv_tokens = float(sum(request.context_tokens for request in view.requests))
     num_tokens = batch + view.prefill_tokens + drafted
     seconds = cost.verify_seconds(num_tokens, kv_tokens, batch) + cost.overhead_seconds()
+    longer = tokens.max(axis=0) - even_draft(num_tokens, batch)
+    seconds = seconds + longer * padding_seconds(cost, kv_tokens)
     seconds = seconds + lags.sum(axis=0)
     for f, name in enumerate(families):
         for j in range(1, int(tokens.max()) + 1):
@@ -219,6 +229,7 @@ def local_search(problem: Problem, arm: IntArray, length: IntArray) -> float:
             steps = np.arange(room)
             seconds += problem.catch_up[:, r, None] * (steps > 0)
             seconds += problem.reading[:, r, None] * steps
+            seconds += problem.rounds[-1, 1] * np.maximum(steps - length.max(), 0)
             worth = problem.gain[:, r, :room] - rate * seconds
             worth[steps > problem.limit[:, r, None]] = -np.inf
             arm[r], length[r] = np.unravel_index(int(worth.argmax()), worth.shape)
@@ -243,7 +254,7 @@ def multi_start(problem: Problem, generator: np.random.Generator, starts: int = 
 
 def _drafting(problem: Problem, arm: IntArray, length: IntArray) -> IntArray:
     """Requests that draft in round j of each family, `[families, lengths]`; column 0 is empty."""
-    counts = np.zeros((len(problem.rounds), problem.lengths), dtype=np.int64)
+    counts = np.zeros((len(problem.rounds) - 1, problem.lengths), dtype=np.int64)
     for f, n in zip(problem.family[arm], length, strict=True):
         counts[f, 1 : n + 1] += 1
     return counts
@@ -254,6 +265,7 @@ def _rate(problem: Problem, arm: IntArray, length: IntArray) -> float:
     counts = _drafting(problem, arm, length)
     seconds = problem.verify[length.sum()]
     seconds += sum(problem.rounds[f, counts[f, 1:]].sum() for f in range(len(counts)))
+    seconds += problem.rounds[-1, 1] * length.max()
     seconds += (problem.catch_up[arm, rows] * (length > 0)).sum()
     seconds += (problem.reading[arm, rows] * length).sum()
     return float((problem.batch + problem.gain[arm, rows, length].sum()) / seconds)

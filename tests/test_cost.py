@@ -511,12 +511,6 @@ def test_a_sparse_drafter_reads_its_budget_and_others_the_context() -> None:
     assert {arm: round_kv_tokens(request, arm) for arm in arms} == arms
 
 
-def padding_of(cost: OnlineCost, kv_tokens: float) -> float:
-    """What a longest draft that is a token longer adds."""
-    read, nothing = (cost.lines(("ngram",), kv)[0, 0] for kv in (kv_tokens, 0.0))
-    return float(read - nothing)
-
-
 @pytest.mark.parametrize("is_padding", [True, False])
 def test_padding_to_the_longest_draft_is_learnt_where_lengths_differ(is_padding: bool) -> None:
     """Of attention that computes all requests as if their drafts were as long as the longest."""
@@ -529,7 +523,7 @@ def test_padding_to_the_longest_draft_is_learnt_where_lengths_differ(is_padding:
         one = observed(seconds * math.exp(0.03 * rng.normal()), step=step)
         counts = tuple(lengths)
         cost.update(replace(one, drafted=counts, proposed=counts))
-    found = padding_of(cost, 8 * 512.0) / (8 * 512 * per_row)
+    found = cost.padding_seconds(8 * 512.0) / (8 * 512 * per_row)
     assert 0.5 < found < 1.2 if is_padding else found < 0.1  # the prior holds it at nothing
 
 
@@ -545,7 +539,7 @@ def test_prices_read_many_at_once_are_those_read_one_by_one(
             observed(0.01, step=99, length=2, arm="sparse_kv:64", draft_seconds={"sparse_kv": 0.01})
         )
         families = ("ngram", "sparse_kv", "draft_model")
-        lines, padding = cost.lines(families, 0.0), padding_of(cost, 700.0)
+        lines, padding = cost.lines(families), cost.padding_seconds(700.0)
         table = cost.step_table(9, 40, 700.0, 3)
         tokens = np.arange(9.0, 50.0)
         beside = cost.overhead_seconds()

@@ -8,7 +8,6 @@ from sdcontrol.core import (
     BatchView,
     Belief,
     Choice,
-    FloatArray,
     Hint,
     Plan,
     RequestView,
@@ -262,27 +261,12 @@ def test_goodput_is_the_default_name() -> None:
 
 
 class OneByOne:
-    """A cost that can only be asked as every cost can; rounds pay for padding of `view`'s attention."""
+    """A cost that can only be asked as every cost can; nothing is padded to token edges."""
 
-    def __init__(self, cost: OnlineCost, view: BatchView) -> None:
-        self._cost = cost
-        kv_tokens = sum(request.context_tokens for request in view.requests)
-        one, other = (cost.lines(("ngram",), kv)[0, 0] for kv in (float(kv_tokens), 0.0))
-        self._padding = one - other
-        self.catch_up_seconds = cost.catch_up_seconds
+    def __init__(self, cost: OnlineCost) -> None:
+        self.verify_seconds, self.draft_seconds = cost.verify_seconds, cost.draft_seconds
+        self.catch_up_seconds, self.padding_seconds = cost.catch_up_seconds, cost.padding_seconds
         self.overhead_seconds = cost.overhead_seconds
-
-    def verify_seconds(
-        self, num_tokens: FloatArray, kv_tokens: float, num_requests: int
-    ) -> FloatArray:
-        first, most = int(num_tokens[0]), len(num_tokens) - 1
-        table = self._cost.step_table(first, most, kv_tokens, num_requests)
-        return table - self.overhead_seconds()
-
-    def draft_seconds(
-        self, family: str, num_requests: FloatArray, kv_tokens: FloatArray
-    ) -> FloatArray:
-        return self._cost.draft_seconds(family, num_requests, kv_tokens) + self._padding
 
 
 @pytest.mark.parametrize("lagging", [1, 3])
@@ -310,8 +294,7 @@ def test_a_cost_read_along_lines_poses_the_same_problem() -> None:
         view = random_view(generator, turn)
         belief = random_belief(generator, view)
         quick, slow = (
-            read(view, Belief(belief.survival, which), HORIZON)
-            for which in (cost, OneByOne(cost, view))
+            read(view, Belief(belief.survival, which), HORIZON) for which in (cost, OneByOne(cost))
         )
         assert (quick is None) == (slow is None)
         if quick is not None and slow is not None:

@@ -100,15 +100,15 @@ def test_prices_in_one_piece_are_those_one_by_one(model: LearnedModel) -> None:
     tokens = np.arange(float(batch), batch + 41.0)
     beside = online.overhead_seconds()
     unpadded = online.step_table(batch, 40, kv_tokens, batch) - beside
-    learned = policy.speeds.learned.verify_seconds(tokens, kv_tokens, batch)
+    learned = policy.speeds.learned.unpadded_seconds(tokens, kv_tokens, batch)
     one_by_one = mixed._mixed(VERIFY, unpadded, learned) + mixed.overhead_seconds()
     np.testing.assert_allclose(table, one_by_one, rtol=1e-9)
-    known, other = mixed.lines((ARM, "other"), 0.0)
+    known, other = mixed.lines((ARM, "other"))
     assert np.dot(known[:3], (1.0, batch, kv_tokens)) == pytest.approx(
         float(mixed.draft_seconds(ARM, float(batch), kv_tokens))
     )
     assert np.dot(known[3:], (1.0, 64.0)) == pytest.approx(mixed.catch_up_seconds(ARM, 64.0))
-    np.testing.assert_array_equal(other, online.lines(("other",), 0.0)[0])
+    np.testing.assert_array_equal(other, online.lines(("other",))[0])
 
 
 def test_what_was_learnt_is_planned_with_in_one_call(model: LearnedModel) -> None:

@@ -105,8 +105,7 @@ class OnlineCost:
     ) -> FloatArray:
         """One target forward; positive, non-decreasing in tokens and in KV tokens.
 
-        Tokens are spread evenly over the requests; what a plan that does otherwise pays for its longest
-        draft is in `lines`.
+        Tokens are spread evenly over the requests, and so is padding.
         """
         tokens, kv = np.asarray(num_tokens, dtype=float), np.asarray(kv_tokens, dtype=float)
         if kv.ndim == 0:
@@ -152,19 +151,19 @@ class OnlineCost:
         """See `price.TermedCost`."""
         forward = self._forward
         pricing = forward.pricing(kv_tokens, num_requests)
-        lines = self.lines(families, kv_tokens)
-        return StepTerms(pricing, forward.edges, self.overhead_seconds(), lines)
+        padding, lines = forward.padding_seconds(kv_tokens), self.lines(families)
+        return StepTerms(pricing, forward.edges, self.overhead_seconds(), padding, lines)
 
-    def lines(self, families: tuple[str, ...], kv_tokens: float) -> FloatArray:
-        """See `price.TabledCost`; without padding they are kept until the next measurement."""
+    def padding_seconds(self, kv_tokens: float) -> float:
+        """See `price.TabledCost`."""
+        return self._forward.padding_seconds(kv_tokens)
+
+    def lines(self, families: tuple[str, ...]) -> FloatArray:
+        """See `price.TabledCost`; kept until the next measurement."""
         lines = self._lines.get(families)
         if lines is None:
             rows = [self._line(family) for family in families]
             lines = self._lines[families] = np.array(rows).reshape(len(rows), 5)
-        padding = self._forward.padding_seconds(kv_tokens)
-        if padding > 0.0:
-            lines = lines.copy()
-            lines[:, 0] += padding
         return lines
 
     def _line(self, family: str) -> tuple[float, float, float, float, float]:

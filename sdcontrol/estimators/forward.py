@@ -16,6 +16,7 @@ import numpy as np
 
 from sdcontrol.core import Cost, FloatArray
 from sdcontrol.estimators.loads import VerifyLoad, is_plausible
+from sdcontrol.estimators.price import even_draft
 from sdcontrol.estimators.pricing import (
     PRIOR_ALONE,
     Pricing,
@@ -27,7 +28,6 @@ from sdcontrol.estimators.pricing import (
 )
 from sdcontrol.estimators.regression import OnlineRegression
 from sdcontrol.estimators.staircase import Staircase, interpolated, token_grid
-from sdcontrol.outcomes import DEPTH
 
 __all__ = ["LearntForward"]
 
@@ -90,9 +90,8 @@ class LearntForward:
         """
         table = self._seconds_on_grid(kv_tokens, num_requests)
         tokens = padded(np.ascontiguousarray(num_tokens.ravel()), self._edges)
-        longest = np.clip(tokens / max(num_requests, 1) - 1.0, 0.0, DEPTH)
         seconds = interpolated(tokens, self._grid, table)
-        seconds += longest * self.padding_seconds(kv_tokens)
+        seconds += even_draft(tokens, num_requests) * self.padding_seconds(kv_tokens)
         return seconds.reshape(num_tokens.shape)
 
     def table(

@@ -1,9 +1,11 @@
 """The price and the yield of a plan, by the formulas that every policy and every check share.
 
-    step = verify(sum(1 + n_r) + prefill, sum(context_r), B)
+    step = verify(sum(1 + n_r) + prefill, sum(context_r), B) + padding(sum(context_r)) * max n_r
            + sum over families and rounds j of draft(family, #requests with n_r >= j, kv they read)
            + catch-up + overhead
     gain = sum over requests of (1 + sum_{j < n_r} survival[d_r][r, j])
+
+`verify_seconds` of a cost is that of tokens spread evenly over the requests, padding included.
 
 Knows nothing of how survival and cost are estimated, nor of how a plan is found.
 """
@@ -16,6 +18,7 @@ import numpy as np
 
 from sdcontrol.core import BatchView, Cost, FloatArray, Plan, RequestView, family_of
 from sdcontrol.estimators.pricing import Pricing
+from sdcontrol.outcomes import DEPTH
 
 __all__ = [
     "StepTerms",
@@ -24,9 +27,12 @@ __all__ = [
     "catch_up_seconds",
     "catch_up_tokens",
     "drafting_seconds",
+    "even_draft",
     "expected_gain",
+    "forward_seconds",
     "has_terms",
     "is_tabled",
+    "padding_seconds",
     "round_kv_tokens",
     "sparse_budget",
     "step_seconds",
@@ -39,6 +45,7 @@ class StepTerms(NamedTuple):
     pricing: Pricing  # see `forward.tabled`
     edges: FloatArray  # sizes that tokens are padded to
     beside: float  # seconds beside the forward
+    padding: float  # see `TabledCost.padding_seconds`
     lines: FloatArray  # see `TabledCost.lines`
 
 
@@ -50,17 +57,18 @@ class TabledCost(Cost, Protocol):
     ) -> FloatArray:
         """`verify_seconds` and `overhead_seconds` together, `[most_draft_tokens + 1]`.
 
-        Entry `n` is for `first_tokens + n` tokens.
+        Entry `n` is for `first_tokens + n` tokens, without padding to the longest draft.
         """
         ...
 
-    def lines(self, families: tuple[str, ...], kv_tokens: float) -> FloatArray:
+    def lines(self, families: tuple[str, ...]) -> FloatArray:
         """By family `[families, 5]`: a round's seconds, constant, per request and per KV token; a
         catch-up's, constant and per token.
-
-        A round's constant includes what a longest draft of a token more adds to a forward that
-        reads `kv_tokens`; `step_table` does not.
         """
+        ...
+
+    def padding_seconds(self, kv_tokens: float) -> float:
+        """What a token more of the longest draft adds, however many requests are as long."""
         ...
 
 
@@ -89,13 +97,38 @@ def step_seconds(view: BatchView, plan: Plan, cost: Cost) -> float:
     num_tokens = len(view.requests) + view.prefill_tokens
     num_tokens += sum(choice.num_draft_tokens for choice in plan.choices)
     kv_tokens = sum(request.context_tokens for request in view.requests)
-    verify = float(cost.verify_seconds(num_tokens, kv_tokens, len(view.requests)))
+    longest = max(choice.num_draft_tokens for choice in plan.choices)
+    verify = forward_seconds(cost, num_tokens, kv_tokens, len(view.requests), longest)
     drafting = sum(drafting_seconds(view, plan, cost).values())
     catch_up = sum(
         catch_up_seconds(cost, family, tokens)
         for family, tokens in catch_up_tokens(view, plan).items()
     )
     return verify + drafting + catch_up + cost.overhead_seconds()
+
+
+def forward_seconds(
+    cost: Cost, num_tokens: float, kv_tokens: float, num_requests: int, longest_draft: float
+) -> float:
+    """Expected seconds of a forward whose longest draft has `longest_draft` tokens."""
+    padding = padding_seconds(cost, kv_tokens)
+    if is_tabled(cost):
+        table = cost.step_table(int(num_tokens), 0, kv_tokens, num_requests)
+        return float(table[0]) - cost.overhead_seconds() + longest_draft * padding
+    seconds = float(cost.verify_seconds(num_tokens, kv_tokens, num_requests))
+    return seconds + (longest_draft - float(even_draft(num_tokens, num_requests))) * padding
+
+
+def even_draft(num_tokens: FloatArray | float, num_requests: int) -> FloatArray:
+    """The draft tokens of each request where all have as many; `DEPTH` at most, for a prompt drafts nothing."""
+    drafts = np.asarray(num_tokens, dtype=float) / max(num_requests, 1) - 1.0
+    return np.asarray(np.clip(drafts, 0.0, DEPTH))
+
+
+def padding_seconds(cost: Cost, kv_tokens: float) -> float:
+    """What a token more of the longest draft adds; 0 where the cost does not price it."""
+    price = getattr(cost, "padding_seconds", None)
+    return float(price(kv_tokens)) if price is not None else 0.0
 
 
 def expected_gain(view: BatchView, plan: Plan, survival: Mapping[str, FloatArray]) -> float:

@@ -68,7 +68,7 @@ def answer_at_once(
         (survival.terms, survival.correction, pace),
         (layout.rows, layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
-        (prices.beside, float(said.kv_tokens), view.free_kv_tokens, horizon_tokens),
+        (prices.beside, prices.padding, float(said.kv_tokens), view.free_kv_tokens, horizon_tokens),
     )
     tokens, seconds, first, last = numbers
     if seconds < 0.0:  # something is not finite
@@ -95,7 +95,7 @@ def refine_at_once(
         (survival.terms, survival.confidence, pace),
         (rows_of(layout.arms, survival.arms), layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
-        (prices.beside, float(said.kv_tokens), view.free_kv_tokens),
+        (prices.beside, prices.padding, float(said.kv_tokens), view.free_kv_tokens),
     )
     return None if seconds < 0.0 else length.tolist()
 
@@ -116,19 +116,21 @@ def _believe(
     "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
     "Tuple((float64[::1], boolean[:,::1])), "
     f"Tuple(({TERMS}, {CORRECTION}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
-    "Tuple((float64, float64, int64, int64)))"
+    "Tuple((float64, float64, float64, int64, int64)))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
     believed: tuple[Terms, Correction, Pace],
     layout: tuple[IntArray, IntArray, IntArray],  # rows, budgets, family
     prices: _Prices,
-    numbers: tuple[float, float, int, int],  # seconds beside, KV tokens, most drafts, horizon
+    numbers: tuple[
+        float, float, float, int, int
+    ],  # seconds beside, of padding, KV, drafts, horizon
 ) -> tuple[IntArray, IntArray, tuple[float, float, float, float], int]:
     """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are."""
     (terms, correction, pace), (rows, _, family) = believed, layout
     kept, weights, coefficients, edges, lines = prices
-    beside, kv_tokens, most_drafts, horizon = numbers
+    beside, padding, kv_tokens, most_drafts, horizon = numbers
     (context, remaining, limit, match, confidence, lagging), offered = _believe(said, terms)
     correct(offered, (context, match, confidence), correction)
     survival = np.empty(offered.shape)
@@ -136,7 +138,8 @@ def _answer(
         survival[a] = offered[rows[a]]
     posed = pose(survival, (context, remaining, limit, said[1]), layout)
     by_line = np.zeros((0, 0)), lines
-    rounds, catch_up = price(posed, by_line, (lagging, remaining), (rows, family), horizon)
+    asked_of = horizon, padding
+    rounds, catch_up = price(posed, by_line, (lagging, remaining), (rows, family), asked_of)
     gain, limits, reads, _, most_tokens = posed
     load = kv_tokens, float(len(context))
     asked = edges, load[1], max(min(most_tokens, most_drafts), 0), beside
@@ -156,19 +159,19 @@ def _answer(
     "Tuple((int64[::1], float64))("
     "Tuple((Tuple((float64[::1], boolean[:,::1])), UniTuple(int64[::1], 2))), "
     f"Tuple(({TERMS}, {GIVEN}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
-    "Tuple((float64, float64, int64)))"
+    "Tuple((float64, float64, float64, int64)))"
 )
 def _refined(
     said: tuple[tuple[FloatArray, NDArray[np.bool_]], tuple[IntArray, IntArray]],
     believed: tuple[Terms, Given, Pace],
     layout: tuple[IntArray, IntArray, IntArray],  # rows among the view's, budgets, family
     prices: _Prices,
-    numbers: tuple[float, float, int],  # seconds beside, KV tokens, most drafts
+    numbers: tuple[float, float, float, int],  # seconds beside, of padding, KV tokens, most drafts
 ) -> tuple[IntArray, float]:
     """Lengths, of planned and drafted ones, and the seconds of the step."""
     (terms, given, pace), (rows, budgets, family), (planned, drafted) = believed, layout, said[1]
     kept, weights, coefficients, edges, lines = prices
-    beside, kv_tokens, most_drafts = numbers
+    beside, padding, kv_tokens, most_drafts = numbers
     (context, remaining, _, _, _, _), offered = _believe(said[0], terms)
     condition(offered, given, terms[0], terms[1][1])
     own, survival = np.arange(len(rows)), np.empty((len(rows), len(context), planned.max()))
@@ -181,7 +184,7 @@ def _refined(
     may, nothing = np.ones(limits.shape, np.bool_), np.zeros_like(limits)
     posed = pose(survival, (context, remaining, limits, may), (own, budgets, family))
     by_line = np.zeros((0, 0)), lines
-    rounds, catch_up = price(posed, by_line, (nothing, remaining), (own, family), 1)
+    rounds, catch_up = price(posed, by_line, (nothing, remaining), (own, family), (1, padding))
     done, seconds = spent(rounds, family, arm, drafted)
     load = kv_tokens, float(len(context))
     asked = edges, load[1], max(min(planned.sum(), most_drafts), 0), beside + seconds

@@ -1,7 +1,9 @@
 """Step time learnt offline: few non-negative coefficients, fitted to observed steps.
 
-    verify(T, V, B) = c0 + c1 V + c2 B + c3 T V / B + sum_k s_k max(T - knot_k, 0)
-    round(B, V)     = base + each B + per_kv V, and a price per token of catch-up
+    verify(T, V, B, L) = c0 + c1 V + c2 B + c3 T V / B + p L V + sum_k s_k max(T - knot_k, 0)
+    round(B, V)        = base + each B + per_kv V, and a price per token of catch-up
+
+L is the longest draft, to which attention may pad all requests.
 
 Knows nothing of acceptance, plans' merits, files, or of how fast a machine is today: see
 `learned_speed`. Pricing a step is a handful of products; scikit-learn is needed to fit alone.
@@ -15,6 +17,7 @@ import numpy as np
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray, Observation
 from sdcontrol.estimators.loads import DraftLoad, VerifyLoad, draft_loads, verify_load
+from sdcontrol.estimators.price import even_draft
 
 __all__ = ["KNOTS", "LearnedCost", "fit_cost", "is_timed", "ramps_of"]
 
@@ -37,11 +40,24 @@ class LearnedCost:
     verify: FloatArray  # [4 + knots]: constant, per V, per B, per T V / B, slope beyond each knot
     rounds: Mapping[str, FloatArray]  # by family, [4]: base, per request, per V, per catch-up token
     overhead: float
+    padding: float = 0.0  # per L V
 
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
     ) -> FloatArray:
-        """One forward of the target."""
+        """One forward of the target, of tokens that are spread evenly over the requests."""
+        padding = even_draft(num_tokens, num_requests) * self.padding_seconds(1.0)
+        unpadded = self.unpadded_seconds(num_tokens, kv_tokens, num_requests)
+        return np.asarray(unpadded + padding * np.asarray(kv_tokens))
+
+    def padding_seconds(self, kv_tokens: float) -> float:
+        """What a token more of the longest draft adds."""
+        return self.padding * kv_tokens
+
+    def unpadded_seconds(
+        self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
+    ) -> FloatArray:
+        """One forward, padding to the longest draft left out."""
         tokens = np.asarray(num_tokens, np.float64)
         constant, per_kv, each, per_query = self.verify[:4].tolist()
         ramps = ramps_of(tokens.ravel(), self.knots, self.verify[4:]).reshape(tokens.shape)
@@ -70,7 +86,9 @@ class LearnedCost:
         constant, per_kv, each, per_query, *slopes = self.verify.tolist()
         tokens, kv, requests = load.num_tokens, load.kv_tokens, load.num_requests
         seconds: float = constant + per_kv * kv + each * requests
-        seconds += per_query * tokens * kv / max(requests, 1)
+        seconds += (
+            per_query * tokens * kv / max(requests, 1) + self.padding * load.longest_draft * kv
+        )
         for knot, slope in zip(self.knots.tolist(), slopes, strict=True):
             seconds += slope * max(tokens - knot, 0.0)
         return seconds
@@ -114,26 +132,29 @@ def fit_cost(runs: Sequence[Run]) -> LearnedCost:
         for run, steps in zip(loads, timed, strict=True)
         if run
     ]
+    *terms, padding = _robust(verify)
     drafting = _drafting(timed)
     overheads = [
         o.timing.controller_seconds + o.timing.overhead_seconds for run in timed for o in run
     ]
     return LearnedCost(
         knots=knots,
-        verify=_robust(verify),
+        verify=np.array(terms),
         rounds={
             family: _robust(rows)
             for family, rows in drafting.items()
             if sum(len(seconds) for _, seconds in rows) >= _LEAST_ROUNDS
         },
         overhead=float(np.median(overheads)),
+        padding=float(padding),
     )
 
 
 def _verify_features(load: VerifyLoad, knots: FloatArray) -> list[float]:
     tokens, kv, requests = load.num_tokens, load.kv_tokens, load.num_requests
     ramps = np.maximum(tokens - knots, 0.0).tolist()
-    return [1.0, kv, requests, tokens * kv / max(requests, 1), *ramps]
+    padding = load.longest_draft * kv
+    return [1.0, kv, requests, tokens * kv / max(requests, 1), *ramps, padding]
 
 
 def _draft_features(load: DraftLoad) -> list[float]:

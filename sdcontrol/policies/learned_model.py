@@ -25,7 +25,7 @@ from sdcontrol.skops_files import read_skops, write_skops
 
 __all__ = ["LearnedModel", "fit", "load", "save", "train"]
 
-_VERSION = 3
+_VERSION = 4
 _EMPTY = BatchView(0, (), 0)
 _MARGIN = 0.25  # of the trained range, beyond which a step is unlike anything seen
 
@@ -95,6 +95,7 @@ def save(model: LearnedModel, path: Path) -> None:
         "verify": cost.verify,
         "rounds": dict(cost.rounds),
         "overhead": float(cost.overhead),
+        "padding": float(cost.padding),
         "prices": bool(model.prices),
         "cost_error": float(model.cost_error),
         "acceptance": {
@@ -133,6 +134,7 @@ def _restored(state: dict[str, Any]) -> LearnedModel:
             _array(state["verify"], (4 + knots,)),
             {family: _array(price, (4,)) for family, price in state["rounds"].items()},
             float(state["overhead"]),
+            float(state["padding"]),
         ),
         bool(state["prices"]),
         float(state["cost_error"]),

@@ -14,7 +14,13 @@ import numpy as np
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Cost, FloatArray, Observation
 from sdcontrol.estimators.loads import draft_loads, is_plausible, verify_load
-from sdcontrol.estimators.price import StepTerms, TermedCost, has_terms
+from sdcontrol.estimators.price import (
+    StepTerms,
+    TermedCost,
+    even_draft,
+    has_terms,
+    padding_seconds,
+)
 from sdcontrol.estimators.pricing import PRICING, PRIOR_ALONE, Pricing, priced, tabled
 from sdcontrol.policies.learned_cost import LearnedCost, ramps_of
 
@@ -139,10 +145,18 @@ class MixedCost:
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
     ) -> FloatArray:
-        """One forward of the target."""
-        online = self.online.verify_seconds(num_tokens, kv_tokens, num_requests)
-        learned = self.speeds.learned.verify_seconds(num_tokens, kv_tokens, num_requests)
-        return self._mixed(VERIFY, online, learned)
+        """One forward of the target, of tokens that are spread evenly over the requests."""
+        even, kv = even_draft(num_tokens, num_requests), np.asarray(kv_tokens, float)
+        per_kv = padding_seconds(self.online, 1.0)
+        online = self.online.verify_seconds(num_tokens, kv, num_requests) - even * per_kv * kv
+        learned = self.speeds.learned.unpadded_seconds(num_tokens, kv, num_requests)
+        padding = even * self.padding_seconds(1.0) * kv
+        return np.asarray(self._mixed(VERIFY, online, learned) + padding)
+
+    def padding_seconds(self, kv_tokens: float) -> float:
+        """What a token more of the longest draft adds."""
+        learned = self.speeds.learned.padding_seconds(kv_tokens) * self.speeds.ratio(VERIFY)
+        return self._mixed_number(padding_seconds(self.online, kv_tokens), learned)
 
     def draft_seconds(
         self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
@@ -263,6 +277,7 @@ class TermedMix(MixedCost):
             pricing,
             online.edges,
             self.overhead_seconds(),
+            self.padding_seconds(kv_tokens),
             self._mixed_lines(online.lines, families),
         )
 
@@ -276,9 +291,9 @@ class TermedMix(MixedCost):
         table: FloatArray = tabled(*terms.pricing, load, asked)[0]
         return table
 
-    def lines(self, families: tuple[str, ...], kv_tokens: float) -> FloatArray:
+    def lines(self, families: tuple[str, ...]) -> FloatArray:
         """See `price.TabledCost`."""
-        return self._mixed_lines(self._termed.lines(families, kv_tokens), families)
+        return self._mixed_lines(self._termed.lines(families), families)
 
     @property
     def _termed(self) -> TermedCost:

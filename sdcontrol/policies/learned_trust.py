@@ -15,6 +15,7 @@ from sdcontrol.estimators.price import (
     catch_up_seconds,
     catch_up_tokens,
     drafting_seconds,
+    forward_seconds,
 )
 from sdcontrol.policies.learned_cost import LearnedCost, Run, fit_cost, is_timed
 from sdcontrol.policies.learned_speed import MixedCost, Speeds
@@ -34,13 +35,15 @@ def observed_seconds(observation: Observation, cost: Cost) -> float:
             for choice, n in zip(observation.plan.choices, observation.drafted, strict=True)
         )
     )
-    seconds = cost.verify_seconds(float(load.num_tokens), float(load.kv_tokens), load.num_requests)
+    seconds = forward_seconds(
+        cost, load.num_tokens, load.kv_tokens, load.num_requests, load.longest_draft
+    )
     drafting = sum(drafting_seconds(view, done, cost).values())
     catching_up = sum(
         catch_up_seconds(cost, family, tokens)
         for family, tokens in catch_up_tokens(view, done).items()
     )
-    return float(seconds) + drafting + catching_up + cost.overhead_seconds()
+    return seconds + drafting + catching_up + cost.overhead_seconds()
 
 
 def stretches(runs: Sequence[Run], num_folds: int) -> list[tuple[list[Run], list[range]]]:

@@ -7,6 +7,7 @@ best ratio of gain to step that maximum is zero (Dinkelbach 1967), so the ratio 
 stays. Three couplings tie the requests of a step together:
 
     drafting rounds   shared by a family: a round costs `base` however few draft in it
+    the longest draft to which verification pads: shared by all, like a round
     verification      any monotone function of the tokens of the step, staircases included
     free KV slots     the end of the table of verification costs
 
@@ -67,7 +68,7 @@ def _price(tables: Tables, rate: float) -> Priced:
     """The problem in tokens, at `rate` tokens per second."""
     gain, limit, family, verify, rounds, reading, catch_up, drafted = tables
     arms, requests, lengths = gain.shape
-    own = np.full((requests, len(rounds), lengths), _NEVER)
+    own = np.full((requests, len(rounds) - 1, lengths), _NEVER)
     for a in range(arms):
         f = family[a]
         for r in range(requests):
@@ -119,7 +120,8 @@ def _uniform_rate(tables: Tables) -> float:
                 total[n] += gain[a, r, n]
         for n in range(1, lengths):
             if n * requests < len(verify):
-                seconds = verify[n * requests] + n * rounds[family[a], requests]
+                round_seconds = rounds[family[a], requests] + rounds[-1, requests]
+                seconds = verify[n * requests] + n * round_seconds
                 best = max(best, total[n] / seconds)
     return float(best)
 
@@ -179,7 +181,7 @@ def _climb(
     """Open, at better and better rates; the plan, and the last rate."""
     verify, is_thorough = tables[3], tries >= _THOROUGH
     token_seconds = (verify[-1] - verify[0]) / (len(verify) - 1)
-    caps = np.full(len(tables[4]), -1)
+    caps = np.full(len(tables[4]) - 1, -1)
     priced = _price(tables, rate)
     best = blank(priced)
     _, tokens, seconds = _evaluate(tables, best, rate)
@@ -204,7 +206,7 @@ def _climb(
 @compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({TABLES}, float64, bool_)")
 def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntArray, float, float]:
     """Arms, lengths, tokens and seconds; negative seconds where the problem is not finite."""
-    requests, families, lengths = tables[0].shape[1], len(tables[4]), tables[0].shape[2]
+    requests, families, lengths = tables[0].shape[1], len(tables[4]) - 1, tables[0].shape[2]
     if not _is_finite(tables):
         nobody = np.zeros(requests, dtype=np.int64)
         return nobody, nobody, 0.0, -1.0

@@ -17,6 +17,11 @@ _NEVER = -1e30  # tokens, for what is not open
 _BUCKETS = 512
 _MOST_ASCENTS = 3
 _LEAST = 1e-9  # tokens by which a move must be better
+_FEW_TOKENS = 2  # per request
+
+_Shared = tuple[FloatArray, float, IntArray]
+"""What rounds cost whoever drafts in them: bases `[families]`, padding; rounds that are already spent."""
+_SHARED = "Tuple((float64[::1], float64, int64[::1]))"
 
 
 @compiled(f"Tuple((float64[:,:,::1], float64[::1]))({PRICED}, int64)")
@@ -63,10 +68,11 @@ def _sum_up(reach: FloatArray, caps: IntArray, f: int, sums: FloatArray) -> None
             sums[n] += max(other, reach[f, r, n])
 
 
-@compiled("float64(float64[:,:,::1], float64[::1], int64[::1], int64[::1])")
-def _ascend(reach: FloatArray, bases: FloatArray, drafted: IntArray, caps: IntArray) -> float:
+@compiled(f"float64(float64[:,:,::1], {_SHARED}, int64[::1])")
+def _ascend(reach: FloatArray, shared: _Shared, caps: IntArray) -> float:
     """Move one family's cap at a time, the best move first, until none helps; the value reached."""
     families, _, lengths = reach.shape
+    bases, padding, drafted = shared
     sums, values = np.empty((families, lengths)), np.empty((families, lengths))
     moved = -1  # its own sums stay, since the others' caps do
     while True:
@@ -74,8 +80,12 @@ def _ascend(reach: FloatArray, bases: FloatArray, drafted: IntArray, caps: IntAr
         for f in range(families):
             if f != moved:
                 _sum_up(reach, caps, f, sums[f])
+            longest = 0
+            for g in range(families):
+                if g != f:
+                    longest = max(longest, caps[g])
             for n in range(lengths):
-                rounds = bases[f] * max(n - drafted[f], 0)
+                rounds = bases[f] * max(n - drafted[f], 0) + padding * max(n, longest)
                 values[f, n] = sums[f, n] - (rounds + paid.sum() - paid[f])
         best = int(np.argmax(values))
         f, n = best // lengths, best % lengths
@@ -84,12 +94,12 @@ def _ascend(reach: FloatArray, bases: FloatArray, drafted: IntArray, caps: IntAr
         caps[f], moved = n, f
 
 
-@compiled("void(float64[:,:,::1], float64[::1], int64[::1], int64[::1])")
-def _ascend_afresh(reach: FloatArray, bases: FloatArray, drafted: IntArray, caps: IntArray) -> None:
+@compiled(f"void(float64[:,:,::1], {_SHARED}, int64[::1])")
+def _ascend_afresh(reach: FloatArray, shared: _Shared, caps: IntArray) -> None:
     """Set `caps` to the better end of two ascents: from no open round, and from all."""
     other = np.full(len(caps), reach.shape[2] - 1)
     caps[:] = 0
-    if _ascend(reach, bases, drafted, other) > _ascend(reach, bases, drafted, caps):
+    if _ascend(reach, shared, other) > _ascend(reach, shared, caps):
         caps[:] = other
 
 
@@ -187,6 +197,74 @@ def _fill(
     return best, min(max(price, low), high)
 
 
+@compiled(f"float64({_SHARED}, int64[::1])")
+def _paid(shared: _Shared, caps: IntArray) -> float:
+    """For rounds up to `caps`, whoever drafts in them."""
+    bases, padding, drafted = shared
+    return float((bases * np.maximum(caps - drafted, 0)).sum() + padding * caps.max())
+
+
+@compiled(f"void(float64[:,:,::1], float64[::1], {_SHARED}, float64, UniTuple(int64[::1], 2))")
+def _open_by_price(
+    worth: FloatArray,
+    verify: FloatArray,
+    shared: _Shared,
+    token_price: float,
+    plan: tuple[IntArray, IntArray],
+) -> None:
+    """Set the caps and lengths of `plan`: the best rounds at a price of a token, and the price there."""
+    caps, best_length = plan
+    best_caps, length = np.zeros_like(caps), np.zeros_like(best_length)
+    before, best = caps.copy(), 0.0
+    for turn in range(_MOST_ASCENTS):
+        before[:] = caps
+        reach = _reaches(worth, token_price)
+        if caps[0] < 0:
+            _ascend_afresh(reach, shared, caps)
+        else:
+            _ascend(reach, shared, caps)
+        if turn > 0 and np.array_equal(before, caps):
+            break
+        value, token_price = _fill(worth, verify, caps, length)
+        value -= _paid(shared, caps)
+        if turn == 0 and value <= 0.0:  # nothing pays at that price; the first tokens may be free
+            token_price, caps[:] = 0.0, -1
+            continue
+        if value <= best:
+            break
+        best, best_caps[:], best_length[:] = value, caps, length
+    caps[:] = best_caps
+
+
+@compiled(f"void(float64[:,:,::1], float64[::1], {_SHARED}, UniTuple(int64[::1], 2))")
+def _open_by_trial(
+    worth: FloatArray, verify: FloatArray, shared: _Shared, plan: tuple[IntArray, IntArray]
+) -> None:
+    """Set the caps and lengths of `plan`: one family's cap moves at a time, while that is worth more.
+
+    For steps of few tokens: no price of a token says how few requests share a round. Caps that are a
+    guess stay where they are.
+    """
+    families, _, lengths = worth.shape
+    caps, best_length = plan
+    tried, length = np.zeros_like(caps), np.zeros_like(best_length)
+    best, is_better = 0.0, caps[0] < 0
+    caps[:] = np.maximum(caps, 0)
+    if not is_better:
+        _fill(worth, verify, caps, best_length)
+    while is_better:
+        held, is_better = caps.copy(), False
+        for f in range(families):
+            tried[:] = held
+            for n in range(lengths):
+                if n & (n - 1) and n != held[f] - 1 and n != held[f] + 1:
+                    continue  # powers of two, and what lies beside the cap
+                tried[f] = n
+                value = _fill(worth, verify, tried, length)[0] - _paid(shared, tried)
+                if value > best + _LEAST:
+                    best, caps[:], best_length[:], is_better = value, tried, length, True
+
+
 @compiled(f"void({PRICED}, {STATE}, float64[:,:,::1], int64[::1], int64[::1])")
 def _seat(
     priced: Priced, state: State, worth: FloatArray, caps: IntArray, length: IntArray
@@ -210,28 +288,17 @@ def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps
     to open to each family; caps below 0 are no guess. Sets them to those of the plan.
     """
     worth, bases = _linear(priced, crowd)
-    best_caps, length = np.zeros_like(caps), np.zeros_like(state[0])
-    best_length = length.copy()
-    before, best = caps.copy(), 0.0
-    for turn in range(_MOST_ASCENTS):
-        before[:] = caps
-        reach = _reaches(worth, token_price)
-        if caps[0] < 0:
-            _ascend_afresh(reach, bases, priced[3], caps)
-        else:
-            _ascend(reach, bases, priced[3], caps)
-        if turn > 0 and np.array_equal(before, caps):
-            break
-        value, token_price = _fill(worth, priced[1], caps, length)
-        value -= (bases * np.maximum(caps - priced[3], 0)).sum()
-        if turn == 0 and value <= 0.0:  # nothing pays at that price; the first tokens may be free
-            token_price, caps[:] = 0.0, -1
-            continue
-        if value <= best:
-            break
-        best, best_caps[:], best_length[:] = value, caps, length
-    caps[:] = best_caps
-    _seat(priced, state, worth, caps, best_length)
+    verify, shared = priced[1], (bases, priced[2][-1, 1], priced[3][:-1])
+    length, room = np.zeros_like(state[0]), len(verify) - 1
+    is_scarce = room < _FEW_TOKENS * len(length)
+    if not is_scarce:
+        _open_by_price(worth, verify, shared, token_price, (caps, length))
+        is_scarce = caps.max() == 0 and room < len(length) * (worth.shape[2] - 1)
+        if is_scarce:
+            caps[:] = -1
+    if is_scarce:
+        _open_by_trial(worth, verify, shared, (caps, length))
+    _seat(priced, state, worth, caps, length)
 
 
 @compiled(f"void({PRICED}, {STATE}, int64, int64, int64)")

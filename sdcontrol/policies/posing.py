@@ -55,7 +55,7 @@ def pose(
 @compiled("float64[:,::1](float64[:,::1], float64[::1], int64)")
 def _rounds_on_lines(lines: FloatArray, means: FloatArray, batch: int) -> FloatArray:
     """See `Problem.rounds`; the last column is that of all requests with half the KV tokens."""
-    rounds = np.zeros((len(lines), batch + 2))
+    rounds = np.zeros((len(lines) + 1, batch + 2))
     for f in range(len(lines)):
         for n in range(1, batch + 1):
             rounds[f, n] = lines[f, 0] + (lines[f, 1] + lines[f, 2] * means[f]) * n
@@ -66,14 +66,14 @@ def _rounds_on_lines(lines: FloatArray, means: FloatArray, batch: int) -> FloatA
 
 @compiled(
     f"UniTuple(float64[:,::1], 2)({_POSED}, UniTuple(float64[:,::1], 2), "
-    "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), int64)"
+    "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), Tuple((int64, float64)))"
 )
 def price(
     posed: Posed,
     prices: Prices,
     columns: tuple[IntArray, IntArray],
     layout: tuple[IntArray, IntArray],
-    most_horizon: int,
+    numbers: tuple[int, float],  # the longest horizon, seconds of padding
 ) -> tuple[FloatArray, FloatArray]:
     """Rounds, and the catch-up charged to this step.
 
@@ -82,10 +82,11 @@ def price(
     gain, _, reads, means, _ = posed
     rounds, lines = prices
     lagging, remaining = columns
-    rows, family = layout
+    (rows, family), (most_horizon, padding) = layout, numbers
     batch, catch_up = reads.shape[1], np.zeros(reads.shape)
     if rounds.shape[0] == 0:
         rounds = _rounds_on_lines(lines, means, batch)
+    rounds[-1, 1:] = padding
     for a in range(len(family)):
         f = family[a]
         per_token = (rounds[f, batch] - rounds[f, batch + 1]) / max(0.5 * batch * means[f], 1.0)

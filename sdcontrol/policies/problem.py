@@ -23,17 +23,20 @@ TABLES = (
 
 
 class Problem(NamedTuple):
-    """What a maximiser needs to know of one step. Arms of a family are neighbours. Do not write."""
+    """What a maximiser needs to know of one step. Arms of a family are neighbours. Do not write.
+
+    The last row of rounds is what a token more of the longest draft adds to verification, whoever drafts it.
+    """
 
     arms: tuple[str, ...]
     gain: FloatArray  # [arms, requests, lengths]: expected tokens of 0..K drafts, flat at the limit
     limit: IntArray  # [arms, requests], the most tokens
     family: IntArray  # [arms]
     verify: FloatArray  # [draft tokens + 1], overhead included; its end is what KV slots allow
-    rounds: FloatArray  # [families, requests + 2]: seconds by requests in the round; 0 for none
+    rounds: FloatArray  # [families + 1, requests + 2]: seconds by requests in the round; 0 for none
     reading: FloatArray  # [arms, requests], seconds per round for reading more KV than the average
     catch_up: FloatArray  # [arms, requests], seconds charged to one that drafts
-    drafted: IntArray  # [families], rounds that are already spent
+    drafted: IntArray  # [families + 1], rounds that are already spent
 
     @property
     def tables(self) -> Tables:

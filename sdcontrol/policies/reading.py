@@ -11,7 +11,7 @@ import numpy as np
 
 from sdcontrol.columns import NO_LIMIT, columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
-from sdcontrol.estimators.price import is_tabled, sparse_budget
+from sdcontrol.estimators.price import even_draft, is_tabled, padding_seconds, sparse_budget
 from sdcontrol.estimators.survival import Survival
 from sdcontrol.policies.posing import Posed, Prices, lags_of, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
@@ -64,10 +64,10 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     )
     rounds, catch_up = price(
         posed,
-        _prices(layout, cost, posed, columns.catch_up_tokens, float(columns.kv_tokens)),
+        _prices(layout, cost, posed, columns.catch_up_tokens),
         (columns.catch_up_tokens, columns.remaining_tokens),
         (layout.rows, layout.family),
-        catch_up_horizon_tokens,
+        (catch_up_horizon_tokens, padding_seconds(cost, float(columns.kv_tokens))),
     )
     gain, limit, reads, _, most_tokens = posed
     verify = _verify(view, cost, view.prefill_tokens, most_tokens)
@@ -102,10 +102,10 @@ def read_drafted(
     )
     rounds, catch_up = price(
         posed,
-        _prices(layout, belief.cost, posed, nothing, float(columns.kv_tokens)),
+        _prices(layout, belief.cost, posed, nothing),
         (nothing, columns.remaining_tokens),
         (own, layout.family),
-        1,
+        (1, padding_seconds(belief.cost, float(columns.kv_tokens))),
     )
     gain, limit, reads, _, _ = posed
     done, seconds = spent(rounds, layout.family, arm, np.array(drafted, dtype=np.int64))
@@ -151,7 +151,7 @@ def _stack(arms: tuple[str, ...], survival: Mapping[str, FloatArray]) -> FloatAr
 
 
 def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) -> FloatArray:
-    """Seconds beside the drafting, `[draft tokens + 1]`, as far as KV slots and limits go."""
+    """Seconds beside drafting and padding, `[draft tokens + 1]`, as far as KV slots and limits go."""
     batch, kv_tokens = len(view.requests), float(columns_of(view).kv_tokens)
     draft_tokens = max(min(most_tokens, view.free_kv_tokens), 0)
     first = batch + prefill_tokens
@@ -159,22 +159,21 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
         return cost.step_table(first, draft_tokens, kv_tokens, batch)
     tokens = np.arange(float(first), first + draft_tokens + 0.5)
     seconds = cost.verify_seconds(tokens, kv_tokens, batch) + cost.overhead_seconds()
+    seconds = seconds - even_draft(tokens, batch) * padding_seconds(cost, kv_tokens)
     return np.asarray(seconds, dtype=np.float64)
 
 
-def _prices(
-    layout: Layout, cost: Cost, posed: Posed, lagging: IntArray, kv_tokens: float
-) -> Prices:
+def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Prices:
     """Seconds of rounds, and of rounds and catch-up along lines; a table of rounds goes first."""
     if is_tabled(cost):
-        return _NO_TABLE, cost.lines(layout.families, kv_tokens)
+        return _NO_TABLE, cost.lines(layout.families)
     batch, means = posed[2].shape[1], posed[3].tolist()
     rounds, lines = (
-        np.zeros((len(layout.families), batch + 2)),
+        np.zeros((len(layout.families) + 1, batch + 2)),
         np.zeros((len(layout.families), 5)),
     )
     count, share = _counts(batch)
-    lags = lags_of(lagging, (layout.rows, layout.family), len(rounds)).tolist()
+    lags = lags_of(lagging, (layout.rows, layout.family), len(lines)).tolist()
     for f, (family, mean) in enumerate(zip(layout.families, means, strict=True)):
         rounds[f, 1:] = cost.draft_seconds(family, count, share * mean)
         if lags[f][1] and hasattr(cost, "catch_up_seconds"):

@@ -30,12 +30,13 @@ __all__ = [
 Priced = tuple[FloatArray, FloatArray, FloatArray, IntArray]
 """What a request with n tokens of a family brings, less what it alone costs, hugely negative where
 it may not `[requests, families, lengths]`; price of verification `[tokens + 1]`; price of a round
-by the requests in it `[families, requests + 2]`; rounds that are already spent `[families]`."""
+by the requests in it `[families + 1, requests + 2]`; rounds that are already spent `[families + 1]`.
+The last row is what everybody's round j costs beside that of a family: padding to the longest draft."""
 
 State = tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray, IntArray]
-"""family `[requests]`, length `[requests]`, requests that draft in round j `[families, lengths]`,
-price of the rounds that one more request with n tokens adds `[families, lengths]` and that one less
-saves `[families, lengths]`, tokens `[1]`."""
+"""family `[requests]`, length `[requests]`, requests that draft in round j `[families + 1, lengths]`,
+price of the rounds that one more request with n tokens adds and that one less saves, alike; tokens `[1]`.
+Everybody counts in the last row too."""
 
 PRICED = "Tuple((float64[:,:,::1], float64[::1], float64[:,::1], int64[::1]))"
 STATE = "Tuple((int64[::1], int64[::1], int64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
@@ -63,12 +64,12 @@ def blank(priced: Priced) -> State:
     state = (
         np.zeros(requests, dtype=np.int64),
         np.zeros(requests, dtype=np.int64),
-        np.zeros((families, lengths), dtype=np.int64),
-        np.zeros((families, lengths)),
-        np.zeros((families, lengths)),
+        np.zeros((families + 1, lengths), dtype=np.int64),
+        np.zeros((families + 1, lengths)),
+        np.zeros((families + 1, lengths)),
         np.zeros(1, dtype=np.int64),
     )
-    for f in range(families):
+    for f in range(families + 1):
         _price_rounds(priced, state, f)
     return state
 
@@ -77,13 +78,17 @@ def blank(priced: Priced) -> State:
 def assign(priced: Priced, state: State, r: int, f: int, n: int) -> None:
     """Let request `r` draft `n` tokens with family `f`."""
     family, length, drafting, _, _, tokens = state
-    before = family[r]
+    before, last = family[r], len(drafting) - 1
     for j in range(1, length[r] + 1):
         drafting[before, j] -= 1
+        drafting[last, j] -= 1
     for j in range(1, n + 1):
         drafting[f, j] += 1
+        drafting[last, j] += 1
     if before != f and length[r]:
         _price_rounds(priced, state, before)
+    if priced[2][last, 1] > 0.0:
+        _price_rounds(priced, state, last)
     tokens[0] += n - length[r]
     family[r], length[r] = f, n
     _price_rounds(priced, state, f)
@@ -98,6 +103,7 @@ def seat(priced: Priced, state: State, families: IntArray, lengths: IntArray) ->
         tokens[0] += lengths[r]
         for j in range(1, lengths[r] + 1):
             drafting[families[r], j] += 1
+            drafting[len(drafting) - 1, j] += 1
     for f in range(len(drafting)):
         _price_rounds(priced, state, f)
 
@@ -109,11 +115,14 @@ def _respond(priced: Priced, state: State, r: int, worth: FloatArray) -> None:
     family, length, _, joining, leaving, tokens = state
     held_family, held = family[r], length[r]
     first = tokens[0] - held
-    last = min(worth.shape[1] - 1, len(verify) - 1 - first)
+    last, everybody = min(worth.shape[1] - 1, len(verify) - 1 - first), len(joining) - 1
     for f in range(len(worth)):
         worth[f, 0] = 0.0
         for n in range(1, last + 1):
-            worth[f, n] = own[r, f, n] - (verify[first + n] - verify[first]) - joining[f, n]
+            m = min(n, held)
+            padding = joining[everybody, n] - joining[everybody, m] + leaving[everybody, m]
+            forward = verify[first + n] - verify[first] + padding
+            worth[f, n] = own[r, f, n] - forward - joining[f, n]
         for n in range(last + 1, worth.shape[1]):
             worth[f, n] = -np.inf
     f = held_family  # its rounds count this request already, up to the length that it has
@@ -129,19 +138,23 @@ def _best_response(priced: Priced, state: State, r: int) -> tuple[float, int, in
     family, length, _, joining, leaving, tokens = state
     held_family, held = family[r], length[r]
     first = tokens[0] - held
-    last = min(own.shape[2] - 1, len(verify) - 1 - first)
+    last, everybody = min(own.shape[2] - 1, len(verify) - 1 - first), len(joining) - 1
     mine, after = own[r], verify[first:]
+    more, less = joining[everybody], leaving[everybody]
+    unpadded = more[held] - less[held]
     best, best_family, best_length = 0.0, 0, 0
     for f in range(len(mine)):
         shared = held if f == held_family else 0  # rounds that count this request already
         spared = joining[f, shared] - leaving[f, shared]
         for n in range(1, last + 1):
             rounds = leaving[f, n] if n <= shared else joining[f, n] - spared
+            rounds += less[n] if n <= held else more[n] - unpadded
             worth = mine[f, n] - (after[n] - after[0]) - rounds
             if worth > best:
                 best, best_family, best_length = worth, f, n
     if held:
-        best -= mine[held_family, held] - leaving[held_family, held] - (after[held] - after[0])
+        rounds = leaving[held_family, held] + less[held]
+        best -= mine[held_family, held] - rounds - (after[held] - after[0])
     return best, best_family, best_length
 
 

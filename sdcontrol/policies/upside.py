@@ -82,7 +82,8 @@ def _together(
         if users < 2 or drafts >= len(verify):
             break
         drafting += n * rounds[family[a], users]
-        seconds = max(verify[drafts] + drafting - tokens / plan[2], _LEAST_SHARE * verify[0])
+        forward = verify[drafts] + n * rounds[-1, 1]
+        seconds = max(forward + drafting - tokens / plan[2], _LEAST_SHARE * verify[0])
         if outcomes > most_outcomes * seconds:
             best, best_seconds, best_drafting = n, seconds, drafting
             most_outcomes = outcomes / seconds
@@ -93,11 +94,15 @@ def _together(
 def _cheapest(tables: Tables, plan: _Answer, a: int, r: int, most_tokens: int) -> tuple[int, float]:
     gain, limit, family, verify, rounds, _, catch_up, _ = tables
     arm, length, rate = plan
-    held, others = length[r], length.sum() - length[r]
+    held, others, longest = length[r], length.sum() - length[r], 0
+    for other in range(len(length)):
+        if other != r:
+            longest = max(longest, length[other])
     expected, best, best_seconds, most_outcomes = gain[arm[r], r, held], 0, 0.0, 0.0
     for n in range(1, min(limit[a, r], most_tokens, len(verify) - 1 - others) + 1):
         seconds = rounds[family[a], 1] * n + catch_up[a, r]
-        seconds += max(verify[others + n] - verify[others + held], 0.0)
+        padding = (max(longest, n) - max(longest, held)) * rounds[-1, 1]
+        seconds += max(verify[others + n] - verify[others + held] + padding, 0.0)
         seconds += max(expected - gain[a, r, n], 0.0) / rate
         seconds = max(seconds, _LEAST_SHARE * verify[0])
         outcomes = (
@@ -146,7 +151,8 @@ def _rate_with(
     arm, length, rate = plan
     a, lone, who, n = how
     tokens, held = _tokens(gain, arm, length), length.sum()
-    others = 0.0 if who == _ALL else tokens / rate - verify[held]  # the plan's own drafting
+    others = 0.0 if who == _ALL else tokens / rate - verify[held]  # the plan's drafting and padding
+    longer = n if who == _ALL else max(n - length.max(), 0)
     drafts, users, lag = held, 0, 0.0
     for r in range(len(arm)):
         is_asked = r == lone if who == _LONE else who == _ALL or length[r] == 0
@@ -159,6 +165,7 @@ def _rate_with(
     if users == 0 or drafts >= len(verify):
         return 0.0
     seconds = others + verify[drafts] + n * share * rounds[family[a], users] + lag
+    seconds += longer * rounds[-1, 1]
     return float(tokens / seconds)
 
 
