@@ -6,10 +6,12 @@ Prompts that are decoded together and then looked at: the batch takes as long as
 that the most tokens per second of each step are not the most of the whole. Compared are every fixed
 setting, `goodput`, and `goodput` that maximises the tokens of each step alone. First simulated, on the
 machines of `benchmarks.simulated_regret`; then live, by the rig of `benchmarks.regret`: all arms take
-turns in every block, the best fixed setting is chosen on odd blocks, and scored on even ones.
+turns in every block, the best fixed setting is chosen on odd blocks, and scored on even ones. Without
+`--live` the live results of before are kept, with their date.
 """
 
 import argparse
+import json
 import random
 import statistics
 import sys
@@ -18,7 +20,7 @@ from dataclasses import replace
 
 import transformers
 
-from benchmarks.measuring import write_results
+from benchmarks.measuring import RESULTS, write_results
 from benchmarks.regret.arms import fixed_specs
 from benchmarks.regret.grid import CLOSED, Case
 from benchmarks.regret.rig import Arm, Rig
@@ -105,6 +107,15 @@ def _drop_outclassed(arms: dict[str, Arm], rates: Mapping[str, Sequence[float]])
             del arms[name]
 
 
+def _earlier_live() -> list[dict[str, object]]:
+    path = RESULTS / "closed_batches.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    where = {"measured": {key: found[key] for key in ("date", "processor")}}
+    return [{**where, **result} for result in found["results"] if not result["is_simulated"]]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(
@@ -116,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.blocks is not None and options.blocks < 2:
         parser.error(f"--blocks {options.blocks}; an odd block and an even one are needed")
     transformers.utils.logging.disable_progress_bar()
-    results = simulated()
+    results = simulated() + ([] if options.live else _earlier_live())
     for case in CLOSED if options.live else ():
         sized = case if options.blocks is None else replace(case, blocks=options.blocks)
         results.append(live(sized))

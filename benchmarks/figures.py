@@ -174,7 +174,8 @@ def closed_batches() -> str:
         if not row["is_simulated"]:
             live = [row[key.replace("_over_", "_to_")] for key in keys]
             words = (f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in live)
-            rows.append((row["name"], "live", row["best_fixed"], *words))
+            when = f", {row['measured']['date']}" if "measured" in row else ""
+            rows.append((row["name"], f"live{when}", row["best_fixed"], *words))
     heads = ("batch", "", "best fixed", "of best fixed", "of each step alone", "of off")
     return f"{table(heads, rows)}\n\n{made(found)}"
 
