@@ -52,6 +52,15 @@ class _Padding(_Machine):
         return replace(timing, verify_seconds=timing.verify_seconds + more)
 
 
+class _Rectangle(_Machine):
+    """The same, whose attention computes as many queries for every request as for the longest draft."""
+
+    def timing(self, work: StepWork) -> Timing:
+        more = 1e-6 * work.longest_draft * work.kv_tokens
+        timing = super().timing(work)
+        return replace(timing, verify_seconds=timing.verify_seconds + more)
+
+
 @cache
 def recorded_steps(seed: int, *, noise: float = 0.05) -> list[Observation]:
     """Steps of every kind, as dice plan them."""
@@ -193,6 +202,20 @@ def test_forwards_that_are_padded_take_the_time_of_what_they_are_padded_to() -> 
     ]
     assert off[0] < 0.05 < 0.1 < off[1]
     assert (told.token_edges, untold.token_edges) == (edges, ())
+
+
+def test_a_step_pays_for_its_longest_draft_where_attention_does() -> None:
+    """Sixteen draft tokens of one request cost more than four of each, where all are attended as the longest; elsewhere as much."""
+    shared = StepWork(4, 16, 200, 0, 4, verified_kv_tokens=800, longest_draft=4)
+    alone = replace(shared, longest_draft=16)
+    for machine in (_Rectangle(), _Machine()):
+        planner = DicePlanner(4)
+        times = NoisyTimes(machine, relative_noise=0.05, seed=4)
+        finished(drawn_workload(24, 60), planner, times=times)
+        fitted = FittedTimes(planner.observations)
+        for work in (shared, alone):
+            true = machine.timing(work).verify_seconds
+            assert fitted.timing(work).verify_seconds == pytest.approx(true, rel=0.05)
 
 
 def test_a_simulation_tells_its_planner_to_what_forwards_are_padded() -> None:

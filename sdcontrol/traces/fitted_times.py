@@ -1,15 +1,17 @@
 """Step times fitted to a recording: straight lines in what a step computes and reads.
 
     verify      1, the first 8 and 32 tokens, those beyond 64, requests, further tokens, KV,
-                KV x draft tokens, prefill tokens, prefill step, whether a model drafted before
+                KV x draft tokens, KV x longest draft, prefill tokens, prefill step, whether a
+                model drafted before
     draft       1, rounds, draft tokens, KV read, catch-up tokens; per family
     overhead    1, requests, emitted tokens, prefill tokens, arms offered, drafts in shadow, and
                 whether there are such
     controller  1, requests
 
 `lines` says how they are fitted: to means, not medians, since what a replay adds up is the time of
-many steps. Where forwards are padded, tokens are those that are computed. Knows observations and
-seconds; nothing of models or machines.
+many steps. Where forwards are padded, tokens are those that are computed; attention may compute all
+requests as if their drafts were as long as the longest. Knows observations and seconds; nothing of
+models or machines.
 """
 
 import copy
@@ -29,8 +31,8 @@ __all__ = ["FittedTimes", "work_of"]
 
 _log = EventLog(__name__)
 _LEAST_STEPS = 8
-_SIMPLE_VERIFY = ((0,), (4, 5, 8), (4, 5))  # 1, all tokens, those that logits are made of
-_PROMPT = 8  # prefill tokens
+_SIMPLE_VERIFY = ((0,), (4, 5, 9), (4, 5))  # 1, all tokens, those that logits are made of
+_PROMPT = 9  # prefill tokens
 _SIMPLE_DRAFT = ((1,),)  # rounds
 _SIMPLE = ((0,),)  # 1
 _EXTENT = ("requests", "tokens of context")
@@ -153,6 +155,7 @@ class FittedTimes:
             tokens - work.num_requests,
             work.kv_tokens,
             work.verified_kv_tokens,
+            work.longest_draft * work.kv_tokens,
             work.prefill_tokens,
             1.0 if work.prefill_tokens else 0.0,
             1.0 if any(family not in FREE_FAMILIES for family in work.drafts) else 0.0,
@@ -175,6 +178,7 @@ def work_of(observation: Observation) -> StepWork:
             for family, load in loads.items()
         },
         verified_kv_tokens=sum(n * kv for n, kv in zip(observation.proposed, context, strict=True)),
+        longest_draft=max(observation.proposed, default=0),
         offered_arms=sum(len(request.drafters) for request in view.requests),
         shadow_drafts=len(observation.shadow) * len(context),
     )

@@ -102,6 +102,7 @@ class SimulatedDrafting:
             emitted_tokens=sum(emitted),
             drafts=works,
             verified_kv_tokens=verified,
+            longest_draft=max(drafts.proposed, default=0),
             offered_arms=sum([len(request.drafters) for request in view.requests]),
             shadow_drafts=len(shadow) * len(context),
         )

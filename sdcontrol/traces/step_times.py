@@ -48,6 +48,7 @@ class StepWork:
     emitted_tokens: int
     drafts: Mapping[str, DraftWork] = field(default_factory=dict)  # by family
     verified_kv_tokens: int = 0  # context, once for every draft token of its request
+    longest_draft: int = 0  # verified tokens of the request that has most
     offered_arms: int = 0  # that drafters were asked about, over all requests
     shadow_drafts: int = 0  # made afterwards, to see how free drafters would have done
 
@@ -204,5 +205,6 @@ def is_compute_bound(times: StepTimes, work: StepWork) -> bool:
         work.prefill_tokens,
         work.emitted_tokens,
         verified_kv_tokens=2 * work.verified_kv_tokens,
+        longest_draft=2 * work.longest_draft,
     )
     return times.timing(more).verify_seconds > 1.5 * times.timing(work).verify_seconds
