@@ -13,11 +13,13 @@ from sdcontrol.core import BatchView, Choice, Confidence, Observation, Plan
 from sdcontrol.engine.chained_forwards import ChainedForwards
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters import rounds
-from sdcontrol.engine.drafters.base import DraftTask
+from sdcontrol.engine.drafters.base import Draft, DraftTask
+from sdcontrol.engine.drafters.sparse_kv import SparseKVDrafter
 from sdcontrol.engine.generation import decoding_of, prepare_config
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.sampling import process_rows
+from sdcontrol.engine.static_inputs import StaticInputs
 from tests.engine_support import (
     VOCAB,
     RecordingPlanner,
@@ -159,6 +161,45 @@ def test_drafts_are_those_of_rounds_that_ask_the_host(
     assert calls["chained"] > 20
     assert (recorder.replays > calls["chained"]) == with_graphs
     assert set(engine.stats.graphs.eager) == ({"prefill or catch-up"} if with_graphs else set())
+
+
+class Even(RecordingPlanner):
+    """As many tokens for everybody, from scored pages."""
+
+    refines = False
+
+    def plan(self, view: BatchView) -> Plan:
+        return Plan.uniform(view, SPARSE[1], 3)
+
+
+def test_page_tables_are_filled_once_for_all_rounds_of_a_draft(patch: pytest.MonkeyPatch) -> None:
+    """Those of scored pages are by layer and head, megabytes at 64 requests."""
+    recorder, filled, fills = use_fake_graphs(patch), 0, list[int]()
+    load, propose = StaticInputs.load, SparseKVDrafter.propose
+
+    def loading(self: StaticInputs, *args: object) -> list[int]:
+        nonlocal filled
+        filled += 1
+        return load(self, *args)  # type: ignore[arg-type]
+
+    def proposing(self: SparseKVDrafter, *args: object) -> list[Draft]:
+        before = filled - recorder.captures  # a capture fills them once more
+        drafts = propose(self, *args)  # type: ignore[arg-type]
+        if len({len(draft.tokens) for draft in drafts}) == 1:  # else fewer go on, in another graph
+            fills.append(filled - recorder.captures - before)
+        return drafts
+
+    patch.setattr(StaticInputs, "load", loading)
+    patch.setattr(SparseKVDrafter, "propose", proposing)
+    planner = Even()
+    config = CONFIG.model_copy(update={"max_draft_tokens": 3})
+    with Engine(target(), drafters=SPARSE, planner=planner, config=config) as engine:
+        submit_all(engine, PROMPTS[3:], max_new_tokens=40)
+        run_checked(engine)
+        assert engine.stats.faults == []
+        assert engine.stats.graphs.eager.keys() == {"prefill or catch-up"}
+    assert len(fills) > 10
+    assert set(fills) == {1}
 
 
 @pytest.mark.parametrize("vocab", [VOCAB - 3, VOCAB + 6])

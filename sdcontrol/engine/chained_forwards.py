@@ -29,8 +29,8 @@ _FEWEST_LEFT = 2  # a smaller graph is taken once fewer than one chain in so man
 class ChainedForwards:
     """One forward per round over the chains that go on.
 
-    The ids in `chains` do not matter. They are to be made when the forward of the round before
-    has been asked for: both may use the inputs of one graph.
+    The ids in `chains` do not matter. Whatever other forward the runner is to make comes before or
+    after all of these: they keep what stands in the inputs of a graph.
     """
 
     def __init__(self, runner: ModelRunner, chains: Sequence[Segment]) -> None:

@@ -134,9 +134,7 @@ def _need_no_host(chains: Sequence[_Chain], model: RoundModel) -> bool:
 def _draft_on_device(chains: Sequence[_Chain], model: RoundModel) -> None:
     """Fill `chains`, the longest first, from one copy of all rounds' tokens and confidences."""
     sampler = _RoundSampler(chains, model.runner)
-    going_on = [_rest(chain, model) for chain in chains if chain.limit > 1]
-    logits = model.forward([model.segment(chain.request, ()) for chain in chains])
-    forwards = ChainedForwards(model.runner, going_on) if going_on else None
+    logits, forwards = _first_round(chains, model)
     rounds = [sampler.sample(logits, 0)]
     for index in range(1, chains[0].limit):
         assert forwards is not None
@@ -155,12 +153,30 @@ def _draft_on_device(chains: Sequence[_Chain], model: RoundModel) -> None:
         first += len(tokens)
 
 
-def _rest(chain: _Chain, model: RoundModel) -> Segment:
-    """The tokens that a chain feeds after its first round, whatever they will be."""
+def _first_round(
+    chains: Sequence[_Chain], model: RoundModel
+) -> tuple[Tensor, ChainedForwards | None]:
+    """Logits `[chains, vocab]`, and what makes the forwards of the rounds that follow, if any do.
+
+    Where nobody has to catch up, the first round is one of the others: they share their tables.
+    """
+    firsts = [model.segment(chain.request, ()) for chain in chains]
+    if all(len(first.tokens) == 1 for first in firsts):
+        pairs = zip(firsts, chains, strict=True)
+        whole = [_prolonged(first, chain, chain.limit, model) for first, chain in pairs]
+        forwards = ChainedForwards(model.runner, whole)
+        ids = upload(_int64([first.tokens[0] for first in firsts]), model.runner.device)
+        return model.fitted(forwards.forward(ids)), forwards
+    seconds = [(model.segment(chain.request, (0,)), chain) for chain in chains if chain.limit > 1]
+    rest = [_prolonged(second, chain, chain.limit - 1, model) for second, chain in seconds]
+    logits = model.forward(firsts)
+    return logits, ChainedForwards(model.runner, rest) if rest else None
+
+
+def _prolonged(first: Segment, chain: _Chain, count: int, model: RoundModel) -> Segment:
+    """The `count` tokens that a chain feeds from its segment `first` on, whatever they will be."""
     cache = model.runner.cache
     assert cache is not None
-    count = chain.limit - 1
-    first = model.segment(chain.request, (0,))
     slots = chain.request.slots(first.start, count, cache.block_size)
     return replace(first, tokens=[0] * count, slots=slots)
 
