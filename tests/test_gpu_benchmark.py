@@ -18,14 +18,16 @@ from benchmarks.gpu.acceptance import KINDS, MIXES, kind_rates, seeds_of
 from benchmarks.gpu.against_transformers import decoding_rate, static_loop, token_times
 from benchmarks.gpu.bench import USABLE, Bench, Budget
 from benchmarks.gpu.correctness import exact_attention, random_step
-from benchmarks.gpu.decoder import Decoder, DecoderSpec, kv_tokens_for
+from benchmarks.gpu.decoder import Decoder, DecoderSpec, Turn, kv_tokens_for
 from benchmarks.gpu.dry_run import GIB, bench_of
 from benchmarks.gpu.figures import (
     OUT_OF_TIME,
     CellFigures,
     Figure,
+    block_facts,
     failed,
     failures,
+    fuller,
     judged,
     spread,
 )
@@ -415,6 +417,18 @@ def test_a_cell_that_ran_out_of_time_is_open_again(tmp_path: Path) -> None:
     report.add(result(3, "whole", facts={"ours": "graph", "FlexAttention": "eager"}))
     assert report.is_open(3, "cut")
     assert not report.is_open(3, "whole")
+
+
+@pytest.mark.parametrize(("blocks", "kept"), [(2, 4), (4, 4), (6, 6)])
+def test_of_a_cell_that_is_cut_again_more_blocks_stay(blocks: int, kept: int) -> None:
+    earlier = result(5, "cell", facts=block_facts(4, 6))
+    again = result(5, "cell", facts=block_facts(blocks, 6))
+    facts = fuller(earlier, again)["facts"]
+    assert isinstance(facts, dict)
+    assert facts["counted_blocks"] == kept
+    assert fuller(None, again) is again
+    lost = result(5, "cell", failed="RuntimeError: lost")
+    assert fuller(earlier, lost) is lost
 
 
 def test_a_run_that_is_killed_while_it_writes_leaves_the_results_of_before(
@@ -956,11 +970,35 @@ def test_graphs_are_compared_with_eager_only_where_they_were_captured(
 
 
 @pytest.mark.parametrize("part", [magicdec.PART, promise.PART])
-def test_a_cell_that_the_end_of_time_cuts_short_says_how_many_blocks_count(part: Part) -> None:
-    bench = Bench(replace(SMALL, blocks=4, steps=2), torch.device("cpu"))
-    bench.budget = Budget(0.0)
-    assert part.cells(bench)[0].measure().facts["counted_blocks"] == 2
-    bench.release()
+def test_a_cell_that_the_end_of_time_cuts_short_is_resumed(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is over once a turn was taken, then it stands still."""
+    now, turn = [0.0], Decoder.turn
+
+    def slow(self: Decoder, *args: object, **options: object) -> Turn:
+        now[0] += 3600.0
+        return turn(self, *args, **options)  # type: ignore[arg-type]
+
+    def facts(*more: str) -> list[dict[str, object]]:
+        assert run_made_up([part], monkeypatch, tmp_path, *more) == 0
+        report = Report(tmp_path, "cpu-small-scale", command.PARTS)
+        return [r["facts"] for r in report.results]  # type: ignore[misc]
+
+    monkeypatch.setattr(command, "SMALL", replace(SMALL, blocks=4, steps=2))
+    monkeypatch.setattr(command, "Budget", lambda seconds: Budget(seconds, lambda: now[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "turn", slow)
+        (first,) = facts()
+    assert (first["counted_blocks"], first["further_blocks"]) == (2, OUT_OF_TIME)
+    resumed = facts("--resume")
+    assert len(resumed) == len(part.cells(Bench(SMALL, torch.device("cpu"))))
+    for each in resumed:
+        assert each["counted_blocks"] == 4
+        assert "further_blocks" not in each
+    written = (tmp_path / "gpu-cpu-small-scale.json").read_text("utf-8")
+    facts("--resume")
+    assert (tmp_path / "gpu-cpu-small-scale.json").read_text("utf-8") == written
 
 
 def test_an_engine_is_kept_while_the_same_one_is_asked_for(bench: Bench) -> None:

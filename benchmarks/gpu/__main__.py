@@ -33,7 +33,7 @@ from benchmarks.gpu import (
     verification,
 )
 from benchmarks.gpu.bench import Bench, Budget
-from benchmarks.gpu.figures import Result, failures
+from benchmarks.gpu.figures import Result, failures, fuller
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.report import Report, missing, verdict
 from benchmarks.gpu.scale import FULL, SMALL
@@ -132,11 +132,11 @@ def run_part(
                 print(f"  {len(todo) - index} cells left for --resume: the part's time is over",
                       flush=True)  # fmt: skip
                 break
-            before = bench.budget.spent
+            before, earlier = bench.budget.spent, report.result_of(part.number, cell.name)
             report.add({**_key(part, cell, bench), "failed": _ENDED})
             result = _measure(part, cell, bench)
             took += [] if cell.skip else [bench.budget.spent - before]
-            report.add(result)
+            report.add(fuller(earlier, result))
             _print(result)
             if not bench.is_usable:
                 break
@@ -151,7 +151,7 @@ def _todo(part: Part, bench: Bench, report: Report, only: Collection[str] | None
     if only is not None:
         return [cell for cell in cells if cell.name in only]
     is_open = [cell for cell in cells if report.is_open(part.number, cell.name)]
-    return sorted(is_open, key=lambda cell: report.was_tried(part.number, cell.name))
+    return sorted(is_open, key=lambda cell: report.result_of(part.number, cell.name) is not None)
 
 
 def _expected(took: Sequence[float]) -> float:

@@ -14,8 +14,10 @@ __all__ = [
     "Figure",
     "Result",
     "Spread",
+    "block_facts",
     "failed",
     "failures",
+    "fuller",
     "is_cut",
     "judged",
     "spread",
@@ -118,13 +120,32 @@ def failed(error: Exception) -> str:
 
 def failures(result: Result) -> dict[str, str]:
     """By rival of a cell that was measured, why it could not be."""
-    facts = result.get("facts", {})
-    assert isinstance(facts, Mapping)
-    return {name: str(fact) for name, fact in facts.items() if str(fact).startswith(_FAILED)}
+    facts = _facts(result).items()
+    return {name: str(fact) for name, fact in facts if str(fact).startswith(_FAILED)}
+
+
+def block_facts(counted: int, wanted: int) -> Result:
+    """Facts: how many blocks of turns a cell's ratios are of, and whether time cut it short."""
+    facts: Result = {"counted_blocks": counted}
+    return facts | ({"further_blocks": OUT_OF_TIME} if counted < wanted else {})
 
 
 def is_cut(result: Result) -> bool:
     """Whether a cell was measured in part, until the time was over."""
+    return OUT_OF_TIME in _facts(result).values()
+
+
+def fuller(earlier: Result | None, result: Result) -> Result:
+    """The later of two measurements of a cell, unless both were cut, and it has fewer blocks."""
+    if earlier is None or not (is_cut(earlier) and is_cut(result)):
+        return result
+    blocks, before = (_facts(each).get("counted_blocks", 0) for each in (result, earlier))
+    assert isinstance(blocks, int)
+    assert isinstance(before, int)
+    return earlier if blocks < before else result
+
+
+def _facts(result: Result) -> Mapping[str, object]:
     facts = result.get("facts", {})
     assert isinstance(facts, Mapping)
-    return OUT_OF_TIME in facts.values()
+    return facts

@@ -12,7 +12,7 @@ from functools import partial
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, kv_tokens_for
-from benchmarks.gpu.figures import CellFigures, Figure
+from benchmarks.gpu.figures import CellFigures, Figure, block_facts
 from benchmarks.gpu.floors import Load, self_drafting_bound
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.scale import Scale
@@ -116,7 +116,7 @@ def _measure(
     )
     facts = {
         "best": best,
-        "counted_blocks": blocks,
+        **block_facts(blocks, scale.blocks),
         "rates": beside,
         "graphs": {"plain": asdict(plain_graphs), arm: asdict(graphs)},
     }

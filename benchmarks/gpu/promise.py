@@ -13,7 +13,7 @@ from functools import partial
 from benchmarks.gpu.acceptance import MIXES, kind_rates, seeds_of
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, Turn, kv_tokens_for
-from benchmarks.gpu.figures import CellFigures, Figure
+from benchmarks.gpu.figures import CellFigures, Figure, block_facts
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF, even, score_cell
@@ -117,7 +117,7 @@ def _measure(bench: Bench, spec: DecoderSpec, batch: int, context: int, mix: str
     spent = [sum(turn.controller_seconds) / turn.seconds for turn in turns[ADAPTIVE]]
     figures.append(Figure.of("controller share of time", spent))
     facts: dict[str, object] = {
-        "counted_blocks": len(rates[OFF]),
+        **block_facts(len(rates[OFF]), bench.scale.blocks),
         "rates": {name: [round(rate, 1) for rate in each] for name, each in rates.items()},
         "dropped_after_block_2": {name: round(share, 3) for name, share in dropped.items()},
         "choices": {f"{arm}:{n}": count for (arm, n), count in _most_chosen(arms[ADAPTIVE])},

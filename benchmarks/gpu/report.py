@@ -38,13 +38,13 @@ class Report:
         """In the order of parts; inside a part, as measured."""
         return sorted(self._results.values(), key=lambda result: int(str(result["part"])))
 
-    def was_tried(self, part: int, cell: str) -> bool:
-        """Whether the cell was at least begun."""
-        return (part, cell) in self._results
+    def result_of(self, part: int, cell: str) -> Result | None:
+        """What is written of the cell; None where it was never begun."""
+        return self._results.get((part, cell))
 
     def is_open(self, part: int, cell: str) -> bool:
         """Whether the cell was never tried, or ran out of time; one that failed is not open."""
-        result = self._results.get((part, cell))
+        result = self.result_of(part, cell)
         return result is None or is_cut(result)
 
     def failed(self, part: int) -> frozenset[str]:
