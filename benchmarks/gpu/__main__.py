@@ -5,8 +5,8 @@
     python -m benchmarks.gpu --resume                    all parts, what is not measured yet
     python -m benchmarks.gpu --dry-run --memory-gib 80   which cells fit, and what each takes
 
-Without a GPU every part runs at a small scale on the CPU, in about half a minute in all, and what
-is missing is said. Each cell is written as soon as it is there, and before it is begun, so that a
+Without a GPU every part runs at a small scale on the CPU, in one to two minutes on two cores, and
+what is missing is said. Each cell is written as soon as it is there, and before it is begun, so that a
 run may end at any time. Where a cell leaves the device unusable, the rest runs in a new process.
 What failed before is tried again after everything else.
 """
