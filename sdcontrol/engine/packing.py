@@ -173,7 +173,7 @@ def pack(
     )
 
 
-def upload(values: IntArray, device: torch.device) -> Tensor:
+def upload(values: NDArray[np.generic], device: torch.device) -> Tensor:
     """The values on `device`; without waiting for what that was asked to do before."""
     tensor = torch.from_numpy(values)
     if device.type != "cuda":

@@ -112,7 +112,7 @@ def segment_tables(
         has_trees=any(segment.parents is not None for segment in segments),
     )
     flat = fill_tables(segments, shape, block_size=block_size, split_keys=split_keys)
-    return shape.views(upload(flat, device))  # type: ignore[arg-type]  # of any size
+    return shape.views(upload(flat, device))
 
 
 def fill_tables(
