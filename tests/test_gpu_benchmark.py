@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import against_transformers, correctness, magicdec, promise
+from benchmarks.gpu import against_transformers, correctness, magicdec, promise, timing
 from benchmarks.gpu.acceptance import KINDS, MIXES, kind_rates, seeds_of
 from benchmarks.gpu.against_transformers import decoding_rate, static_loop, token_times
 from benchmarks.gpu.bench import USABLE, Bench, Budget
@@ -731,6 +731,22 @@ def test_a_rival_that_cannot_be_measured_fails_its_cell(
     cells = {cell.name.split(", ", 2)[2]: cell for cell in against_transformers.cells(bench)}
     with pytest.raises(RuntimeError, match="out of luck"):
         cells["generate, dynamic cache"].measure()
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("operation not permitted")])
+def test_a_rival_that_cannot_be_captured_is_timed_without_a_graph(
+    failure: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the engine's own recorder: torch alone leaves another stream and no random numbers."""
+    recorder, calls = FakeRecorder(failure), list[int]()
+    monkeypatch.setattr(timing, "CudaRecorder", lambda device: recorder)
+    monkeypatch.setattr(timing, "_seconds", lambda bench, run: run() or 1.0)
+    on_gpu = SimpleNamespace(is_cuda=True, device="cuda", wait=lambda: None)
+    seen = timing.seconds_per_call(on_gpu, calls.append, 3, repeats=2)  # type: ignore[arg-type]
+    assert seen.seconds == (1 / 15, 1 / 15)
+    assert seen.is_graph == (failure is None)
+    assert recorder.replays == (0 if failure else 3)
+    assert calls == [0, 1, 2] * (len(calls) // 3)
 
 
 def test_forwards_of_generate_batch_have_the_same_size_whatever_memory_is_free(

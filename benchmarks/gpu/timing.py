@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.bench import Bench
+from sdcontrol.engine.graph_recorder import CudaRecorder, recording_errors
 
 __all__ = ["CallSeconds", "seconds_per_call"]
 
@@ -36,7 +37,7 @@ def seconds_per_call(
 
     work()  # compiles
     bench.wait()
-    replay = _captured(work) if bench.is_cuda else None
+    replay = _captured(bench, work) if bench.is_cuda else None
     run = replay or work
     run()
     bench.wait()
@@ -44,21 +45,13 @@ def seconds_per_call(
     return CallSeconds(seconds, replay is not None)
 
 
-def _captured(work: Callable[[], None]) -> Callable[[], None] | None:
-    """One graph of all calls; None where they cannot be captured."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
+def _captured(bench: Bench, work: Callable[[], None]) -> Callable[[], None] | None:
+    """One graph of all calls; None where they cannot be captured, which hurts nothing else."""
     try:
-        with torch.cuda.graph(graph):
-            work()
-    except RuntimeError:
-        torch.cuda.synchronize()
+        return CudaRecorder(bench.device).capture(work)
+    except recording_errors():
+        bench.wait()
         return None
-    return graph.replay
 
 
 def _seconds(bench: Bench, run: Callable[[], None]) -> float:
