@@ -118,8 +118,8 @@ class GraphedForwards:
             log.warning("graph_capture_failed", bucket=str(bucket), reason=str(error))
             return None
         stats.captured += 1
-        stats.capture_seconds += time.perf_counter() - started
         stats.reserved_bytes += recorder.reserved_bytes() - before
+        stats.capture_seconds += time.perf_counter() - started
         log.info("graph_captured", bucket=str(bucket))
         return captured
 

@@ -96,6 +96,18 @@ def test_pages_are_summed_up_and_scored_as_their_twin_does(dtype: torch.dtype, p
         torch.testing.assert_close(scores, twin.score(queries, some), rtol=1e-5, atol=1e-5)
 
 
+def test_scores_of_pages_are_float32_whatever_torch_makes_by_default() -> None:
+    bounds = TritonPageBounds(random_cache(2))
+    queries = torch.randn(3, 2, 2, 24).to(DEVICE)
+    expected = bounds.score(queries, int64([1, 2]))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        scores = bounds.score(queries, int64([1, 2]))
+        torch.testing.assert_close(scores, expected, rtol=0, atol=0)  # of the same type
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @settings(max_examples=15)
 @given(seed=st.integers(0, 999))
 def test_no_key_of_a_page_beats_its_score(seed: int) -> None:

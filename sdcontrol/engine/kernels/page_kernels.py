@@ -108,7 +108,7 @@ class TritonPageBounds:
         """
         layers, kv_heads, shared, dim = queries.shape
         num_pages = len(blocks)
-        scores = torch.empty((layers, kv_heads, num_pages), device=queries.device)
+        scores = queries.new_empty((layers, kv_heads, num_pages))
         score_kernel[(triton.cdiv(num_pages, _TILE_PAGES), layers * kv_heads)](
             queries.contiguous(), self.low, self.high, blocks, scores, self.low.shape[2],
             num_pages, GROUP=shared, DIM=dim, PADDED=triton.next_power_of_2(dim),
