@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,12 +43,11 @@ class TorchBucketAttention:
     def bind(self, tables: Tensor) -> None:
         self.tables = tables
 
-    def fill(self, segments: Sequence[Segment]) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    def fill(self, segments: Sequence[Segment], into: NDArray[np.int32]) -> None:
         self._segments = list(segments)
-        content = np.zeros(self.num_elements, dtype=np.int32)
-        content[0] = sum(len(segment.tokens) for segment in segments)
-        content[1 : 1 + len(segments)] = [s.start - s.table.shift for s in segments]
-        return content
+        into[:] = 0
+        into[0] = sum(len(segment.tokens) for segment in segments)
+        into[1 : 1 + len(segments)] = [s.start - s.table.shift for s in segments]
 
     @property
     def first_keys(self) -> Sequence[Tensor]:

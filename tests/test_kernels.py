@@ -92,6 +92,30 @@ def test_tiles_cover_every_token_once_padding_included(
     assert sorted(covered) == list(range(tokens))
 
 
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    spare=st.sampled_from([(0, 0), (1, 0), (2, 5)]),
+    has_trees=st.booleans(),
+)
+def test_tables_are_the_same_over_those_of_others(
+    lengths: list[int], spare: tuple[int, int], has_trees: bool
+) -> None:
+    """All of them but pages that a request does not have."""
+    segments = [segment(n, (-1,) * (n - 1) if has_trees else None) for n in lengths]
+    tokens = sum(lengths) + spare[1]
+    shape = TableShape(len(lengths) + spare[0], tokens, 2, pages=8, has_trees=has_trees)
+    fresh = fill_tables(segments, shape, block_size=4)
+    used = np.full(shape.num_elements, -7, dtype=np.int32)
+    assert fill_tables(segments, shape, block_size=4, into=used) is used
+    *expected, pages, split_keys = shape.parts(fresh)
+    *ours, our_pages, our_split_keys = shape.parts(used)
+    for mine, theirs in zip((*ours, our_split_keys), (*expected, split_keys), strict=True):
+        assert np.array_equal(mine, theirs)
+    for row, length in enumerate(lengths):
+        count = -(-(5 + length) // 4)
+        assert np.array_equal(our_pages[:, row, :, :count], pages[:, row, :, :count])
+
+
 def test_what_tables_cannot_hold_is_refused_in_one_line() -> None:
     one = TableShape(1, 4, 1, pages=4, has_trees=True)
     with pytest.raises(ConfigError, match="do not fit attention tables for 1 and 4"):

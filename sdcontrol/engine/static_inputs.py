@@ -35,8 +35,8 @@ class BucketAttention(AttentionBackend, Protocol):
         """Read tables from here, int32 `[num_elements]`, from now on."""
         ...
 
-    def fill(self, segments: Sequence[Segment]) -> NDArray[np.int32]:
-        """The tables' content for these segments, in packed order."""
+    def fill(self, segments: Sequence[Segment], into: NDArray[np.int32]) -> None:
+        """Write the tables' content for these segments, in packed order, over that of others."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class StaticInputs:
         if queries is not None:
             tokens = self._bucket.tokens
             wide[3 * tokens : 4 * tokens] = queries.slots(tokens)
-        narrow[2 * self._num_wide :] = self._attention.fill(segments)
+        self._attention.fill(segments, narrow[2 * self._num_wide :])
         self._device.copy_(self._host, non_blocking=True)
         if self._sent is not None:
             self._sent.record()

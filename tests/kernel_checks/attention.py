@@ -197,14 +197,18 @@ def test_parts_of_a_context_make_the_whole(rows: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_padding_gets_zeros_and_changes_nothing(num_splits: int) -> None:
-    """Tables of a bucket: room for more requests and tokens, pages and tiles than there are."""
+    """Tables of a bucket: room for more requests and tokens, pages and tiles than there are.
+
+    Page numbers that nobody may read are far outside of the cache.
+    """
     world = World(Case(7, ("one", "tree", "one")))
     layer, tokens = world.case.layer, world.query.shape[1]
     tile = Tile(16, 32, 4, 2)
     shape = TableShape(
         requests=6, tokens=tokens + 21, tile_tokens=8, pages=NUM_BLOCKS, has_trees=True
     )
-    flat = fill_tables(world.segments, shape, block_size=16, split_keys=32)
+    used = np.full(shape.num_elements, 1 << 28, dtype=np.int32)
+    flat = fill_tables(world.segments, shape, block_size=16, split_keys=32, into=used)
     query = torch.full((layer.num_heads, tokens + 21, layer.key_dim), torch.nan, device=DEVICE)
     query[:, :tokens] = world.query
     elements = workspace_elements(tokens + 21, layer, num_splits)

@@ -82,18 +82,20 @@ class TritonBucketAttention:
         pairs = zip(self._shapes.items(), parts, strict=True)
         self._tables = {place: shape.views(part) for (place, shape), part in pairs}
 
-    def fill(self, segments: Sequence[Segment]) -> NDArray[np.int32]:
-        """The tables' content for these segments, in packed order."""
-        parts = [
+    def fill(self, segments: Sequence[Segment], into: NDArray[np.int32]) -> None:
+        """See `static_inputs.BucketAttention`."""
+        first = 0
+        for (_, kv_heads), shape in self._shapes.items():
+            end = first + shape.num_elements
+            split_keys = balanced_split_keys(segments, kv_heads, self._num_sms)
             fill_tables(
                 segments,
                 shape,
                 block_size=self._block_size,
-                split_keys=balanced_split_keys(segments, kv_heads, self._num_sms),
+                split_keys=split_keys,
+                into=into[first:end],
             )
-            for (_, kv_heads), shape in self._shapes.items()
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            first = end
 
     def attend(
         self, layer: int, query: Tensor, cache: KVCache, batch: PackedBatch, scale: float

@@ -82,6 +82,12 @@ class TableShape:
         """The buffer's length."""
         return sum(math.prod(section) for section in self.sections)
 
+    def parts(self, flat: Int32Array) -> list[Int32Array]:
+        """The tables inside a buffer `[num_elements]` on the host, in its order."""
+        ends = np.cumsum([math.prod(section) for section in self.sections])
+        parts = np.split(flat, ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self.sections, strict=True)]
+
     def views(self, flat: Tensor) -> AttentionTables:
         """The tables inside a buffer `[num_elements]`."""
         parts = flat.split([math.prod(section) for section in self.sections])
@@ -121,16 +127,20 @@ def fill_tables(
     *,
     block_size: int,
     split_keys: int = MIN_SPLIT_KEYS,
+    into: Int32Array | None = None,
 ) -> Int32Array:
     """The buffer `[shape.num_elements]` for segments in packed order; what is left is padding.
 
     Where `shape` has room for more requests, the next one takes the tokens that are left, sees no
-    keys and gets zeros. Raises `ConfigError` for a draft tree beyond `MAX_TREE_NODES`, or what the
-    shape cannot hold.
+    keys and gets zeros. `into` is the buffer to fill, whatever stands there: page tables, which may
+    be megabytes, are written as far as they are read. Raises `ConfigError` for a draft tree beyond
+    `MAX_TREE_NODES`, or what the shape cannot hold.
     """
     lengths = [len(segment.tokens) for segment in segments]
     _check_fit(segments, shape, sum(lengths))
-    requests = np.zeros((shape.requests, 3), dtype=np.int32)
+    flat: Int32Array = np.zeros(shape.num_elements, dtype=np.int32) if into is None else into
+    requests, tiles, nodes, pages, wanted_keys = shape.parts(flat)
+    requests[:] = 0
     offsets = np.cumsum([0, *lengths])
     count = len(segments)
     requests[:count, 0] = offsets[:-1]
@@ -138,14 +148,11 @@ def fill_tables(
     requests[:count, 2] = [segment.start - segment.table.shift for segment in segments]
     if count < shape.requests:
         requests[count] = offsets[-1], shape.tokens - offsets[-1], _NO_KEYS
-    parts = [
-        requests,
-        _tile_rows(requests[:, 1], shape),
-        _node_rows(segments, shape),
-        _page_rows(segments, shape, block_size),
-        np.array([split_keys], dtype=np.int32),
-    ]
-    return np.concatenate([part.reshape(-1) for part in parts])
+    tiles[:] = _tile_rows(requests[:, 1], shape)
+    nodes[:] = _node_rows(segments, shape)
+    _fill_pages(pages, segments, block_size)
+    wanted_keys[:] = split_keys
+    return flat
 
 
 def _check_fit(segments: Sequence[Segment], shape: TableShape, num_tokens: int) -> None:
@@ -210,15 +217,14 @@ def _ancestor_words(parents: Sequence[int]) -> Int32Array:
     return words
 
 
-def _page_rows(segments: Sequence[Segment], shape: TableShape, block_size: int) -> Int32Array:
-    pages = np.zeros(shape.sections[3], dtype=np.int32)
+def _fill_pages(pages: Int32Array, segments: Sequence[Segment], block_size: int) -> None:
+    num_layers, *_, most = pages.shape
     for row, segment in enumerate(segments):
         count = -(-_num_keys(segment) // block_size)
         blocks = segment.table.blocks[..., :count]
-        if count > shape.pages or (blocks.ndim > 1 and blocks.shape[0] != shape.page_layers):
+        if count > most or (blocks.ndim > 1 and blocks.shape[0] != num_layers):
             raise ConfigError(
                 f"page tables of {blocks.shape[:-1]} x {count} pages do not fit attention tables "
-                f"for {shape.page_layers} layers and {shape.pages} pages; use larger ones"
+                f"for {num_layers} layers and {most} pages; use larger ones"
             )
         pages[:, row, :, :count] = blocks
-    return pages
