@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from sdcontrol.engine.profiling import (
     measure_steps,
     step_shapes,
 )
+from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators import machine_profile, shapes
 from sdcontrol.estimators.hardware import Hardware
@@ -116,6 +118,27 @@ def test_no_round_begins_after_the_time_is_up_but_one_is_counted() -> None:
     )
     assert len(ticks) == 4
     assert all(step.seconds > 0.0 for step in measured)
+
+
+def test_forwards_are_asked_for_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the thread's current device, whatever tensors it is given."""
+    scopes: list[torch.device] = []
+
+    @contextmanager
+    def scope(device: torch.device) -> Iterator[None]:
+        scopes.append(device)
+        yield
+        scopes.pop()
+
+    forward = ModelRunner.forward
+
+    def checked(self: ModelRunner, *args: object) -> object:
+        assert scopes == [self.device]
+        return forward(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(profiling, "device_scope", scope)
+    monkeypatch.setattr(ModelRunner, "forward", checked)
+    assert measure_steps(tiny_model(), [StepShape(1, 1, 20)], rounds=1)
 
 
 def test_every_request_writes_to_slots_of_its_own_and_none_to_the_null_block() -> None:

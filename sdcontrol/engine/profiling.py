@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from sdcontrol.engine.backends import device_scope
 from sdcontrol.engine.clock import marks_of
 from sdcontrol.engine.config import EngineConfig, Memory, cache_blocks
 from sdcontrol.engine.graphs import attach_graphs
@@ -192,7 +193,8 @@ def _config_for(shapes: Sequence[StepShape]) -> EngineConfig:
 
 def _forward_seconds(runner: ModelRunner, shape: StepShape) -> float:
     segments = [_segment(shape, row) for row in range(shape.batch_size)]
-    return _seconds(lambda: runner.forward(segments), runner.device)
+    with device_scope(runner.device):
+        return _seconds(lambda: runner.forward(segments), runner.device)
 
 
 def _segment(shape: StepShape, row: int) -> Segment:
