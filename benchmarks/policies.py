@@ -216,7 +216,7 @@ def main() -> int:
         rows += [plan_times(batch, shape, arguments.repeats) for shape in SHAPES]
         for is_cold in (False, True):
             rows.append(step_times(batch, 10 * arguments.repeats, is_cold=is_cold))
-    rows += [*brute_force_ratios(arguments.instances), local_search_ratios(12)]
+    rows += [*brute_force_ratios(arguments.instances), local_search_ratios(60)]
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
     command = f"python -m benchmarks.policies --repeats {arguments.repeats}"

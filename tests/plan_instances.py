@@ -60,7 +60,9 @@ class DrawnCost:
         if self.shape == "ridge":
             tokens = 2.0 * np.maximum(tokens - 2 * self.edge, 0.0)
         seconds = self.base + self.per_token * tokens + self.per_kv_token * np.asarray(kv_tokens)
-        return np.asarray(seconds + self.padding * even_draft(num_tokens, num_requests))
+        if self.padding:
+            seconds = seconds + self.padding * even_draft(num_tokens, num_requests)
+        return np.asarray(seconds)
 
     def padding_seconds(self, kv_tokens: float) -> float:
         return float(self.padding)
@@ -104,7 +106,7 @@ def drawn_cost(
         rounds=rounds,
         round_edge=int(generator.choice([1, 4], p=[0.7, 0.3])),
         per_catch_up_token=generator.choice([0.0, 0.01]) * generator.uniform(0.5, 2.0),
-        padding=apart.choice([0.0, 0.01, 0.05]) * apart.uniform(0.5, 2.0),
+        padding=apart.choice([0.0, 0.01, 0.05], p=[0.6, 0.2, 0.2]) * apart.uniform(0.5, 2.0),
     )
 
 

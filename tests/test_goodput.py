@@ -1,5 +1,7 @@
 """The goodput policy finds the best plan: against brute force, local search and first principles."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from sdcontrol.policies.checks import random_belief, random_view
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.problem import Answer, Problem
-from sdcontrol.policies.reading import read, to_choices
+from sdcontrol.policies.reading import read, read_drafted, to_choices
 from tests.plan_instances import (
     ARMS,
     HORIZON,
@@ -86,6 +88,41 @@ def test_answers_are_priced_as_the_design_prices_plans() -> None:
         gain, seconds = worth(view, planned(view, problem, answer), belief)
         assert answer.gain == pytest.approx(gain)
         assert answer.seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("batch", [16, 64])
+def test_steps_short_of_kv_slots_match_a_multi_start_local_search(batch: int) -> None:
+    """Whom few tokens go to decides which rounds are worth opening."""
+    generator = np.random.default_rng(23)
+    for turn in range(12):
+        view, belief = drawn_instance(generator, batch, 8, ARMS, SHAPES[turn % 3])
+        scarce = replace(view, free_kv_tokens=batch // 8 + turn * batch // 5)
+        problem = problem_of(scarce, belief)
+        assert maximise(problem).rate >= 0.995 * multi_start(problem, generator, starts=8)
+
+
+@pytest.mark.parametrize("batch", [4, 48])
+def test_padding_is_paid_once_by_whoever_drafts_longest(batch: int) -> None:
+    """Two families in one step share it, and it stays to be saved when rounds are drafted."""
+    arms = ("ngram", "draft_model")
+    cost = DrawnCost("linear", 1.0, 1e-4, 1, 0.0, dict.fromkeys(arms, (0.0, 0.0, 0.0)), padding=0.1)
+    requests = tuple(
+        RequestView(str(r), 100, 5, 100, 0.0, (arms[r % 2],), {}) for r in range(batch)
+    )
+    belief = Belief({arm: np.full((batch, 8), 0.9).cumprod(axis=1) for arm in arms}, cost)
+    view = BatchView(0, requests, 8 * batch)
+    plan = Goodput().plan(view, belief)
+    lengths = {choice.num_draft_tokens for choice in plan.choices}
+    assert len(lengths) == 1  # what is padded anyway is free to the others
+    (length,) = lengths
+    assert length > 1
+    problem = read_drafted(view, plan, [length] * batch, belief)
+    assert problem is not None
+    hopeless = problem._replace(gain=problem.gain * 1e-3)
+    assert maximise(hopeless).length.max() == 0  # drafted already, and yet not worth its padding
+    answer = maximise(problem)
+    spent = 1.02 + 1e-4 * (batch + answer.length.sum()) + 0.1 * answer.length.max()
+    assert answer.seconds == pytest.approx(spent)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

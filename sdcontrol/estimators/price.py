@@ -121,8 +121,8 @@ def forward_seconds(
 
 def even_draft(num_tokens: FloatArray | float, num_requests: int) -> FloatArray:
     """The draft tokens of each request where all have as many; `DEPTH` at most, for a prompt drafts nothing."""
-    drafts = np.asarray(num_tokens, dtype=float) / max(num_requests, 1) - 1.0
-    return np.asarray(np.clip(drafts, 0.0, DEPTH))
+    drafts = np.maximum(num_tokens, num_requests) / max(num_requests, 1) - 1.0
+    return np.minimum(drafts, DEPTH)  # clip takes ten times as long
 
 
 def padding_seconds(cost: Cost, kv_tokens: float) -> float:

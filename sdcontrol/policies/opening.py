@@ -18,6 +18,9 @@ _BUCKETS = 512
 _MOST_ASCENTS = 3
 _LEAST = 1e-9  # tokens by which a move must be better
 _FEW_TOKENS = 2  # per request
+_FEW_REQUESTS = 5  # for which many openings are tried anyway
+_PRICES = 20  # of a token to try then, and fewer where requests are many
+_PRICED_REQUESTS = 1000  # of all tries together
 
 _Shared = tuple[FloatArray, float, IntArray]
 """What rounds cost whoever drafts in them: bases `[families]`, padding; rounds that are already spent."""
@@ -240,29 +243,24 @@ def _open_by_price(
 def _open_by_trial(
     worth: FloatArray, verify: FloatArray, shared: _Shared, plan: tuple[IntArray, IntArray]
 ) -> None:
-    """Set the caps and lengths of `plan`: one family's cap moves at a time, while that is worth more.
+    """Set the caps and lengths of `plan`: the best of those at several prices of a token.
 
-    For steps of few tokens: no price of a token says how few requests share a round. Caps that are a
-    guess stay where they are.
+    For steps of few tokens, each of which is worth what it brings elsewhere: at most one token. Caps that
+    are a guess stay.
     """
-    families, _, lengths = worth.shape
     caps, best_length = plan
-    tried, length = np.zeros_like(caps), np.zeros_like(best_length)
-    best, is_better = 0.0, caps[0] < 0
-    caps[:] = np.maximum(caps, 0)
-    if not is_better:
+    if caps[0] >= 0:
         _fill(worth, verify, caps, best_length)
-    while is_better:
-        held, is_better = caps.copy(), False
-        for f in range(families):
-            tried[:] = held
-            for n in range(lengths):
-                if n & (n - 1) and n != held[f] - 1 and n != held[f] + 1:
-                    continue  # powers of two, and what lies beside the cap
-                tried[f] = n
-                value = _fill(worth, verify, tried, length)[0] - _paid(shared, tried)
-                if value > best + _LEAST:
-                    best, caps[:], best_length[:], is_better = value, tried, length, True
+        return
+    tried, length, best = np.zeros_like(caps), np.zeros_like(best_length), 0.0
+    caps[:] = 0
+    prices = min(_PRICES, _PRICED_REQUESTS // len(best_length) + 1)
+    for k in range(prices):
+        reach = _reaches(worth, (k + 0.5) / prices)
+        _ascend_afresh(reach, shared, tried)
+        value = _fill(worth, verify, tried, length)[0] - _paid(shared, tried)
+        if value > best:
+            best, caps[:], best_length[:] = value, tried, length
 
 
 @compiled(f"void({PRICED}, {STATE}, float64[:,:,::1], int64[::1], int64[::1])")
@@ -290,10 +288,11 @@ def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps
     worth, bases = _linear(priced, crowd)
     verify, shared = priced[1], (bases, priced[2][-1, 1], priced[3][:-1])
     length, room = np.zeros_like(state[0]), len(verify) - 1
-    is_scarce = room < _FEW_TOKENS * len(length)
+    is_scarce = room < _FEW_TOKENS * len(length) and len(length) > _FEW_REQUESTS
     if not is_scarce:
         _open_by_price(worth, verify, shared, token_price, (caps, length))
-        is_scarce = caps.max() == 0 and room < len(length) * (worth.shape[2] - 1)
+        is_limited = room < len(length) * (worth.shape[2] - 1)
+        is_scarce = is_limited and caps.max() == 0 and len(length) > _FEW_REQUESTS
         if is_scarce:
             caps[:] = -1
     if is_scarce:

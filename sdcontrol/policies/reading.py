@@ -159,7 +159,9 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
         return cost.step_table(first, draft_tokens, kv_tokens, batch)
     tokens = np.arange(float(first), first + draft_tokens + 0.5)
     seconds = cost.verify_seconds(tokens, kv_tokens, batch) + cost.overhead_seconds()
-    seconds = seconds - even_draft(tokens, batch) * padding_seconds(cost, kv_tokens)
+    padding = padding_seconds(cost, kv_tokens)
+    if padding:
+        seconds = seconds - padding * even_draft(tokens, batch)
     return np.asarray(seconds, dtype=np.float64)
 
 
