@@ -90,15 +90,15 @@ def test_answers_are_priced_as_the_design_prices_plans() -> None:
         assert answer.seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("batch", [16, 64])
-def test_steps_short_of_kv_slots_match_a_multi_start_local_search(batch: int) -> None:
+def test_steps_short_of_kv_slots_match_a_multi_start_local_search() -> None:
     """Whom few tokens go to decides which rounds are worth opening."""
-    generator = np.random.default_rng(23)
-    for turn in range(12):
-        view, belief = drawn_instance(generator, batch, 8, ARMS, SHAPES[turn % 3])
-        scarce = replace(view, free_kv_tokens=batch // 8 + turn * batch // 5)
+    generator = np.random.default_rng(6)
+    for turn in range(16):
+        view, belief = drawn_instance(generator, 64, 8, ARMS, SHAPES[turn % 3])
+        scarce = replace(view, free_kv_tokens=8 + 7 * turn % 40)
         problem = problem_of(scarce, belief)
-        assert maximise(problem).rate >= 0.995 * multi_start(problem, generator, starts=8)
+        searched = multi_start(problem, np.random.default_rng(turn), starts=6)
+        assert maximise(problem).rate >= 0.995 * searched
 
 
 @pytest.mark.parametrize("batch", [4, 48])
