@@ -107,6 +107,18 @@ def test_a_bucket_is_the_smallest_that_holds_a_forward(segments: list[Segment]) 
     assert all(edge < len(segments) for edge in requests)
 
 
+@pytest.mark.parametrize("most", [40, 64, 65, 1000])
+def test_tables_of_every_kv_head_are_hardly_wider_than_what_is_read(most: int) -> None:
+    """They take megabytes, which are sent before every draft."""
+    limits = BucketLimits(requests=12, query_tokens=9, pages=most)
+    buckets = Buckets(limits, lambda longest: longest)
+    for count in range(1, most + 1):
+        table = PageTable(np.zeros((4, 2, count), dtype=np.int64))
+        of_heads = Segment([3], count * PAGE - 1, table, range(1), 1)
+        pages = buckets.bucket_of([of_heads], PAGE).pages
+        assert count <= pages <= max(1.25 * count, 64)
+
+
 @pytest.mark.parametrize(
     "segments",
     [

@@ -15,7 +15,7 @@ from sdcontrol.engine.packing import Segment
 __all__ = ["Bucket", "BucketLimits", "Buckets", "size_edges"]
 
 _FEWEST_PAGES = 64  # 1000 tokens; from there in steps of four: wider tables cost next to nothing
-_PAGE_STEP = 4
+_PAGE_STEP = 4  # but where each KV head of each layer has its own, which take megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class Buckets:
         self._request_edges = size_edges(limits.requests)
         self.token_edges = size_edges(limits.requests * limits.query_tokens)
         self._page_edges = _page_edges(limits.pages)
+        sizes = size_edges(limits.pages)
+        self._own_page_edges = sizes[bisect_left(sizes, min(_FEWEST_PAGES, limits.pages)) :]
 
     def refusal(self, segments: Sequence[Segment]) -> str | None:
         """Why these are computed without a graph; None where there is a bucket for them."""
@@ -84,7 +86,7 @@ class Buckets:
         kept = sum(segment.num_logits for segment in segments)
         requests = _next(self._request_edges, len(segments))
         tokens = _next(self.token_edges, max(sum(lengths), requests))
-        keys = max(s.start - s.table.shift + len(s.tokens) for s in segments)
+        pages = -(-max(s.start - s.table.shift + len(s.tokens) for s in segments) // block_size)
         per_head = [s.table.blocks.shape[:-1] for s in segments if s.table.blocks.ndim > 1]
         layers, heads = per_head[0] if per_head else (1, 1)
         return Bucket(
@@ -92,7 +94,7 @@ class Buckets:
             tokens=tokens,
             rows=requests if kept <= requests else tokens,
             query_tokens=self._query_tile(max(lengths)),
-            pages=_next(self._page_edges, -(-keys // block_size)),
+            pages=_next(self._own_page_edges if per_head else self._page_edges, pages),
             page_layers=layers,
             page_heads=heads,
             has_trees=any(segment.parents is not None for segment in segments),
