@@ -19,6 +19,8 @@ from sdcontrol.estimators.price import expected_gain, round_kv_tokens, step_seco
 from sdcontrol.estimators.regime import Regime
 from sdcontrol.estimators.regression import OnlineRegression, _non_negative_solution
 from sdcontrol.estimators.uninformed import UninformedCost
+from sdcontrol.traces.step_times import CostTimes, StepWork
+from tests.plan_instances import DrawnCost
 
 World = Callable[[int, int, int], float]
 """Seconds of a forward from its tokens, KV tokens and requests."""
@@ -498,6 +500,20 @@ def test_the_price_of_a_step_follows_the_formula() -> None:
     assert step_seconds(view, plan, Linear()) == pytest.approx(verify + sparse + draft + 14.0 + 0.5)
     survival = {"sparse_kv:100": np.full((3, 4), 0.5), "draft_model": np.full((3, 4), 0.25)}
     assert expected_gain(view, plan, survival) == pytest.approx(3 + 1.0 + 0.25)
+
+
+def test_a_forward_is_padded_to_its_longest_draft() -> None:
+    """Of a plan, of simulated work, and of what was learnt."""
+    cost = DrawnCost("linear", 1.0, 0.1, 1, 0.0, {"ngram": (0.0, 0.0, 0.0)}, padding=0.5)
+    evenly = 1.0 + 0.1 * 12 + 0.5 * 2
+    assert float(cost.verify_seconds(12, 0.0, 4)) == pytest.approx(evenly)
+    requests = tuple(RequestView(str(r), 100, 0, 50, drafters=("ngram",)) for r in range(4))
+    view = BatchView(0, requests, 100)
+    uneven = Plan((Choice.of("ngram", 8), *[Choice.off()] * 3))
+    assert step_seconds(view, uneven, cost) == pytest.approx(evenly + 0.5 * 6 + 0.02)
+    assert step_seconds(view, Plan.uniform(view, "ngram", 2), cost) == pytest.approx(evenly + 0.02)
+    work = StepWork(4, 8, 400, 0, 4, longest_draft=8)
+    assert CostTimes(cost).timing(work).verify_seconds == pytest.approx(evenly + 0.5 * 6)
 
 
 def test_a_sparse_drafter_reads_its_budget_and_others_the_context() -> None:

@@ -293,6 +293,12 @@ def test_costs_that_are_not_finite_are_refused(wrong: float) -> None:
             Goodput().plan(view, Belief(belief.survival, cost))
 
 
+def test_a_problem_without_a_row_for_everybody_is_refused() -> None:
+    problem = problem_of(*uniform_instance(4, 0.8, MEMORY_BOUND))
+    with pytest.raises(PlanError, match="families and one"):
+        maximise(problem._replace(rounds=problem.rounds[:-1]))
+
+
 def test_goodput_is_the_default_name() -> None:
     assert isinstance(policies.build("goodput"), Goodput)
 

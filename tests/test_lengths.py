@@ -91,7 +91,7 @@ def problem_of(hazard: float, token_seconds: float, batch: int = 4) -> Problem:
     gains = [
         np.concatenate([[0.0], np.cumsum(np.cumprod(np.full(8, h)))]) for h in (hazard, hazard / 2)
     ]
-    rounds = np.zeros((2, batch + 2))
+    rounds = np.zeros((3, batch + 2))
     rounds[1, 1:] = 0.01
     return Problem(
         ("ngram", "draft_model"),
@@ -102,7 +102,7 @@ def problem_of(hazard: float, token_seconds: float, batch: int = 4) -> Problem:
         rounds,
         np.zeros((2, batch)),
         np.zeros((2, batch)),
-        np.zeros(2, np.int64),
+        np.zeros(3, np.int64),
     )
 
 

@@ -48,8 +48,12 @@ _NEVER = -1e30  # tokens, for what is not allowed
 def maximise(problem: Problem, rate: float | None = None) -> Answer:
     """The best plan found: of `gain / seconds`, or of `gain - rate * seconds` at a given rate.
 
-    Raises `PlanError` where the problem holds a number that is not finite.
+    Raises `PlanError` where the problem holds a number that is not finite, or not a row of rounds for
+    each family and one more.
     """
+    rows = len(problem.rounds), len(problem.drafted), int(problem.family[-1]) + 2
+    if len(set(rows)) > 1:
+        raise PlanError(f"rounds and drafted have {rows[:2]} rows; {rows[2]} are families and one")
     answer = Answer(*search(problem.tables, rate or 0.0, rate is not None))
     if answer.seconds < 0.0:
         raise PlanError("survival or cost is not finite; a belief must hold finite numbers only")

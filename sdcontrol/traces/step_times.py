@@ -14,6 +14,7 @@ import numpy as np
 from sdcontrol.core import Cost, FloatArray, Planner, Timing
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.known_machine import KnownMachine
+from sdcontrol.estimators.price import forward_seconds
 
 __all__ = [
     "CostTimes",
@@ -92,10 +93,10 @@ class CostTimes:
 
     def timing(self, work: StepWork) -> Timing:
         """The formula of design section 4, term by term."""
-        verify = self.cost.verify_seconds(work.num_tokens, work.kv_tokens, work.num_requests)
+        load = work.num_tokens, work.kv_tokens, work.num_requests, work.longest_draft
         return Timing(
             draft_seconds={family: self._draft(family, w) for family, w in work.drafts.items()},
-            verify_seconds=float(verify),
+            verify_seconds=forward_seconds(self.cost, *load),
             controller_seconds=self._controller_seconds,
             overhead_seconds=self.cost.overhead_seconds(),
         )
