@@ -20,7 +20,7 @@ _LEAST = 1e-9  # tokens by which a move must be better
 _FEW_TOKENS = 2  # per request
 _FEW_REQUESTS = 5  # for which many openings are tried anyway
 _PRICES = 20  # of a token to try then, and fewer where requests are many
-_PRICED_REQUESTS = 1000  # of all tries together
+_PRICED_REQUESTS = 1280  # of all tries together
 
 _Shared = tuple[FloatArray, float, IntArray]
 """What rounds cost whoever drafts in them: bases `[families]`, padding; rounds that are already spent."""
@@ -278,6 +278,22 @@ def _seat(
     seat(priced, state, family, length)
 
 
+@compiled("int64(float64[:,:,::1])")
+def _wanted(worth: FloatArray) -> int:
+    """The most tokens that all requests may draft."""
+    families, requests, lengths = worth.shape
+    total = 0
+    for r in range(requests):
+        most = 0
+        for f in range(families):
+            for n in range(lengths - 1, most, -1):
+                if worth[f, r, n] > 0.5 * _NEVER:
+                    most = n
+                    break
+        total += most
+    return total
+
+
 @compiled(f"void({PRICED}, {STATE}, float64, int64, int64[::1])")
 def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps: IntArray) -> None:
     """Make `state`, in which nobody drafts, the plan that is best for linear rounds.
@@ -288,13 +304,12 @@ def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps
     worth, bases = _linear(priced, crowd)
     verify, shared = priced[1], (bases, priced[2][-1, 1], priced[3][:-1])
     length, room = np.zeros_like(state[0]), len(verify) - 1
-    is_scarce = room < _FEW_TOKENS * len(length) and len(length) > _FEW_REQUESTS
+    is_short = len(length) > _FEW_REQUESTS and room < _wanted(worth)
+    is_scarce = is_short and room < _FEW_TOKENS * len(length)
     if not is_scarce:
         _open_by_price(worth, verify, shared, token_price, (caps, length))
-        is_limited = room < len(length) * (worth.shape[2] - 1)
-        is_scarce = is_limited and caps.max() == 0 and len(length) > _FEW_REQUESTS
-        if is_scarce:
-            caps[:] = -1
+        if is_short and caps.max() == 0:
+            is_scarce, caps[:] = True, -1
     if is_scarce:
         _open_by_trial(worth, verify, shared, (caps, length))
     _seat(priced, state, worth, caps, length)
