@@ -187,10 +187,8 @@ def _refuse(request: RequestView, choice: Choice) -> None:
 class Cost(Protocol):
     """What a step costs, in seconds. Every argument may be a number or an array; they broadcast.
 
-    An optional method `catch_up_seconds(family, num_tokens)` prices a lagging drafter cache;
-    where it is absent catch-up costs nothing. Another, `padding_seconds(kv_tokens)`, says what a token
-    more of the longest draft adds to a forward, in proportion to KV tokens, where all requests are
-    padded to it; `verify_seconds` includes that of tokens spread evenly.
+    Two methods are optional, and their costs nothing without them: `catch_up_seconds(family, num_tokens)` of a
+    lagging drafter cache, and `padding_seconds(kv_tokens)` of a token more of the longest draft of a forward.
     """
 
     def verify_seconds(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Cost, FloatArray, Observation
 from sdcontrol.estimators.loads import draft_loads, is_plausible, verify_load
 from sdcontrol.estimators.price import (
@@ -21,8 +20,9 @@ from sdcontrol.estimators.price import (
     has_terms,
     padding_seconds,
 )
-from sdcontrol.estimators.pricing import PRICING, PRIOR_ALONE, Pricing, priced, tabled
-from sdcontrol.policies.learned_cost import LearnedCost, ramps_of
+from sdcontrol.estimators.pricing import PRIOR_ALONE, Pricing, tabled
+from sdcontrol.policies.learned_cost import LearnedCost
+from sdcontrol.policies.learned_mixing import mean, means, mixed_lines, on_grid
 
 __all__ = ["MixedCost", "Speeds", "TermedMix"]
 
@@ -31,10 +31,8 @@ VERIFY, OVERHEAD = "verify", "overhead"  # phases beside the families of drafter
 _RATE = 0.3
 _MOST_NEWS = 0.5  # log-ratio that one step counts for, after the first few
 _FIRST_STEPS = 3
-_MOST_RATIO = 4.0  # of the online price, and its inverse
 _STRANGE_ERROR, _STRANGE_TIMES = 0.15, 2.0  # running error beyond these, of the trained one
 _ERROR_RATE = 0.05
-_USUAL_CATCH_UP = 64.0  # tokens, at which the prices of a catch-up are averaged
 
 
 @dataclass(slots=True)
@@ -187,77 +185,12 @@ class MixedCost:
         if self.is_alone:
             return np.asarray(learned * ratio)
         shape = np.shape(online)
-        return _means(np.ravel(online), np.ravel(learned), ratio).reshape(shape)
+        return means(np.ravel(online), np.ravel(learned), ratio).reshape(shape)
 
     def _mixed_number(self, online: float, learned: float) -> float:
         if self.is_alone:
             return learned
-        return _mean(online, learned)
-
-
-@compiled("float64(float64, float64)")
-def _mean(online: float, learned: float) -> float:
-    """The geometric mean of `online` and the bounded `learned`."""
-    return math.sqrt(online * min(max(learned, online / _MOST_RATIO), online * _MOST_RATIO))
-
-
-@compiled("float64[::1](float64[::1], float64[::1], float64)")
-def _means(online: FloatArray, learned: FloatArray, ratio: float) -> FloatArray:
-    """Of `online` and `ratio * learned`."""
-    means = np.empty(len(online))
-    for i in range(len(online)):
-        means[i] = _mean(online[i], ratio * learned[i])
-    return means
-
-
-@compiled(
-    f"float64[::1]({PRICING}, Tuple((float64, int64)), "
-    "Tuple((float64[::1], float64[::1], float64)))"
-)
-def _on_grid(
-    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
-    weights: tuple[float, float],
-    coefficients: FloatArray,
-    load: tuple[float, int],  # KV tokens, requests
-    learned: tuple[FloatArray, FloatArray, float],  # knots, coefficients, today's ratio
-) -> FloatArray:
-    """Seconds of a forward on the token grid, `[grid]`."""
-    (kv_tokens, requests), (knots, c, ratio), grid = load, learned, tables[0]
-    online = priced(tables, weights, coefficients, (kv_tokens, float(requests)))
-    seconds = ramps_of(grid, knots, c[4:])
-    fixed = c[0] + c[1] * kv_tokens + c[2] * requests
-    per_token = c[3] * kv_tokens / max(requests, 1)
-    for i in range(len(grid)):
-        seconds[i] += fixed + per_token * grid[i]
-    return _means(online, seconds, ratio)
-
-
-@compiled("void(float64[::1], float64[::1], float64[::1])")
-def _mix_line(line: FloatArray, learned: FloatArray, load: FloatArray) -> None:
-    """Turn a line into one between both, which is their geometric mean at `load`."""
-    online = other = 0.0
-    for i in range(len(line)):
-        online += line[i] * load[i]
-        other += learned[i] * load[i]
-    mean = _mean(online, other)
-    if not (mean > 0.0 and other > 0.0):
-        return
-    for i in range(len(line)):
-        line[i] = 0.5 * mean * (line[i] / online + learned[i] / other)
-
-
-@compiled("float64[:,::1](float64[:,::1], float64[:,::1], Tuple((float64, int64)))")
-def _mixed_lines(online: FloatArray, learned: FloatArray, load: tuple[float, int]) -> FloatArray:
-    """Between both, `[families, 5]`; those of families that were not learnt stay."""
-    kv_tokens, requests = load
-    lines = online.copy()
-    of_round = np.array([1.0, float(requests), kv_tokens])
-    of_catch_up = np.array([1.0, _USUAL_CATCH_UP])
-    for f in range(len(lines)):
-        if learned[f, 0] == learned[f, 0]:
-            _mix_line(lines[f, :3], learned[f, :3], of_round)
-            _mix_line(lines[f, 3:], learned[f, 3:], of_catch_up)
-    return lines
+        return mean(online, learned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +204,7 @@ class TermedMix(MixedCost):
         online = self._termed.terms(kv_tokens, num_requests, families)
         learned, ratio = self.speeds.learned, self.speeds.ratio(VERIFY)
         load, shape = (float(kv_tokens), num_requests), (learned.knots, learned.verify, ratio)
-        seconds = _on_grid(*online.pricing, load, shape)
+        seconds = on_grid(*online.pricing, load, shape)
         pricing = _as_they_are(online.pricing[0][0], seconds)
         return StepTerms(
             pricing,
@@ -301,7 +234,7 @@ class TermedMix(MixedCost):
         return self.online
 
     def _mixed_lines(self, online: FloatArray, families: tuple[str, ...]) -> FloatArray:
-        lines: FloatArray = _mixed_lines(online, self.speeds.lines(families), self.load)
+        lines: FloatArray = mixed_lines(online, self.speeds.lines(families), self.load)
         return lines
 
 

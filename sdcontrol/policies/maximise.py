@@ -19,19 +19,11 @@ import numpy as np
 
 from sdcontrol.compiled import compiled
 from sdcontrol.errors import PlanError
+from sdcontrol.policies.filling import NEVER
 from sdcontrol.policies.opening import open_alone, open_plan
+from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, blank, value
 from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
-from sdcontrol.policies.search import (
-    PRICED,
-    STATE,
-    Priced,
-    State,
-    blank,
-    kick,
-    settle,
-    shift,
-    value,
-)
+from sdcontrol.policies.search import kick, settle, shift
 
 __all__ = ["maximise", "search"]
 
@@ -42,7 +34,6 @@ _EFFORT = 150_000  # over the square of the options in a problem: changes to try
 _THOROUGH = 23  # changes from which on many openings are tried too
 _TRIES = 64  # changes to try then
 _GUESSES = (0.0, 0.5, 2.0, 4.0)  # of the average price of a token
-_NEVER = -1e30  # tokens, for what is not allowed
 
 
 def maximise(problem: Problem, rate: float | None = None) -> Answer:
@@ -72,7 +63,7 @@ def _price(tables: Tables, rate: float) -> Priced:
     """The problem in tokens, at `rate` tokens per second."""
     gain, limit, family, verify, rounds, reading, catch_up, drafted = tables
     arms, requests, lengths = gain.shape
-    own = np.full((requests, len(rounds) - 1, lengths), _NEVER)
+    own = np.full((requests, len(rounds) - 1, lengths), NEVER)
     for a in range(arms):
         f = family[a]
         for r in range(requests):

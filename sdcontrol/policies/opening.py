@@ -8,13 +8,12 @@ import numpy as np
 
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
+from sdcontrol.policies.filling import NEVER, fill
+from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, seat
 from sdcontrol.policies.problem import IntArray
-from sdcontrol.policies.search import PRICED, STATE, Priced, State, seat
 
 __all__ = ["open_alone", "open_plan"]
 
-_NEVER = -1e30  # tokens, for what is not open
-_BUCKETS = 512
 _MOST_ASCENTS = 3
 _LEAST = 1e-9  # tokens by which a move must be better
 _FEW_TOKENS = 2  # per request
@@ -106,100 +105,6 @@ def _ascend_afresh(reach: FloatArray, shared: _Shared, caps: IntArray) -> None:
         caps[:] = other
 
 
-@compiled(
-    "Tuple((int64, float64[::1], int64[::1], int64[::1], int64[::1]))"
-    "(float64[:,:,::1], int64[::1], int64)"
-)
-def _envelopes(
-    worth: FloatArray, caps: IntArray, room: int
-) -> tuple[int, FloatArray, IntArray, IntArray, IntArray]:
-    """The falling slopes of every request's concave envelope.
-
-    Their number; slope, request, length before and length after of each.
-    """
-    families, requests, lengths = worth.shape
-    size = requests * (lengths - 1)
-    slopes, who = np.empty(size), np.empty(size, dtype=np.int64)
-    start, end = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
-    value, hull = np.zeros(lengths), np.zeros(lengths, dtype=np.int64)
-    count = 0
-    for r in range(requests):
-        top, value[1:] = 0, _NEVER
-        for f in range(families):
-            for n in range(1, caps[f] + 1):
-                value[n] = max(value[n], worth[f, r, n])
-        for n in range(1, min(lengths, room + 1)):
-            if value[n] <= value[hull[top]]:
-                continue
-            while top > 0:
-                last, before = hull[top], hull[top - 1]
-                rise = (value[last] - value[before]) * (n - last)
-                if rise > (value[n] - value[last]) * (last - before):
-                    break
-                top -= 1
-            top += 1
-            hull[top] = n
-        for i in range(1, top + 1):
-            start[count], end[count], who[count] = hull[i - 1], hull[i], r
-            slopes[count] = (value[hull[i]] - value[hull[i - 1]]) / (hull[i] - hull[i - 1])
-            count += 1
-    return count, slopes, who, start, end
-
-
-@compiled("int64[::1](float64[::1], int64)")
-def _steepest_first(slopes: FloatArray, count: int) -> IntArray:
-    """An order of the first `count` slopes, to a part of the steepest; stable."""
-    buckets = min(4 * count, _BUCKETS)
-    steepest = 0.0
-    for i in range(count):
-        steepest = max(steepest, slopes[i])
-    first = np.zeros(buckets + 2, dtype=np.int64)
-    bucket, order = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    for i in range(count):
-        bucket[i] = int((1.0 - slopes[i] / steepest) * buckets)
-        first[bucket[i] + 1] += 1
-    for b in range(1, buckets + 2):
-        first[b] += first[b - 1]
-    for i in range(count):
-        order[first[bucket[i]]] = i
-        first[bucket[i]] += 1
-    return order
-
-
-@compiled("UniTuple(float64, 2)(float64[:,:,::1], float64[::1], int64[::1], int64[::1])")
-def _fill(
-    worth: FloatArray, verify: FloatArray, caps: IntArray, length: IntArray
-) -> tuple[float, float]:
-    """Set the best lengths under `caps`, over every total of tokens.
-
-    What they are worth, bases of rounds left out; and the price of a token there.
-    """
-    requests = len(length)
-    count, slopes, who, start, end = _envelopes(worth, caps, len(verify) - 1)
-    order = _steepest_first(slopes, count)
-    length[:] = 0
-    tokens, value, best, taken, most = 0, 0.0, 0.0, 0, 0
-    for i in range(count):
-        s = order[i]
-        width = end[s] - start[s]
-        if start[s] != length[who[s]] or tokens + width >= len(verify):
-            continue
-        tokens += width
-        value += slopes[s] * width
-        length[who[s]] = end[s]
-        if value - (verify[tokens] - verify[0]) > best:
-            best, taken, most = value - (verify[tokens] - verify[0]), i + 1, tokens
-    for i in range(count - 1, taken - 1, -1):
-        s = order[i]
-        if length[who[s]] == end[s]:
-            length[who[s]] = start[s]
-    low = slopes[order[taken]] if taken < count else 0.0
-    high = slopes[order[taken - 1]] if taken > 0 else np.inf
-    left, right = max(most - requests, 0), min(most + requests, len(verify) - 1)
-    price = (verify[right] - verify[left]) / (right - left)
-    return best, min(max(price, low), high)
-
-
 @compiled(f"float64({_SHARED}, int64[::1])")
 def _paid(shared: _Shared, caps: IntArray) -> float:
     """For rounds up to `caps`, whoever drafts in them."""
@@ -228,7 +133,7 @@ def _open_by_price(
             _ascend(reach, shared, caps)
         if turn > 0 and np.array_equal(before, caps):
             break
-        value, token_price = _fill(worth, verify, caps, length)
+        value, token_price = fill(worth, verify, caps, length)
         value -= _paid(shared, caps)
         if turn == 0 and value <= 0.0:  # nothing pays at that price; the first tokens may be free
             token_price, caps[:] = 0.0, -1
@@ -250,7 +155,7 @@ def _open_by_trial(
     """
     caps, best_length = plan
     if caps[0] >= 0:
-        _fill(worth, verify, caps, best_length)
+        fill(worth, verify, caps, best_length)
         return
     tried, length, best = np.zeros_like(caps), np.zeros_like(best_length), 0.0
     caps[:] = 0
@@ -258,7 +163,7 @@ def _open_by_trial(
     for k in range(prices):
         reach = _reaches(worth, (k + 0.5) / prices)
         _ascend_afresh(reach, shared, tried)
-        value = _fill(worth, verify, tried, length)[0] - _paid(shared, tried)
+        value = fill(worth, verify, tried, length)[0] - _paid(shared, tried)
         if value > best:
             best, caps[:], best_length[:] = value, tried, length
 
@@ -287,7 +192,7 @@ def _wanted(worth: FloatArray) -> int:
         most = 0
         for f in range(families):
             for n in range(lengths - 1, most, -1):
-                if worth[f, r, n] > 0.5 * _NEVER:
+                if worth[f, r, n] > 0.5 * NEVER:
                     most = n
                     break
         total += most
@@ -321,5 +226,5 @@ def open_alone(priced: Priced, state: State, crowd: int, f: int, cap: int) -> No
     worth, _ = _linear(priced, crowd)
     caps, length = np.zeros(len(worth), dtype=np.int64), np.zeros(len(state[0]), dtype=np.int64)
     caps[f] = cap
-    _fill(worth, priced[1], caps, length)
+    fill(worth, priced[1], caps, length)
     _seat(priced, state, worth, caps, length)

@@ -1,0 +1,83 @@
+"""Between an online price and a learned one: loops over arrays, compiled.
+
+The learned one may part from the online one by a factor of 4 at most. Knows nothing of machines, models or views.
+"""
+
+import math
+
+import numpy as np
+
+from sdcontrol.compiled import compiled
+from sdcontrol.core import FloatArray
+from sdcontrol.estimators.pricing import PRICING, priced
+from sdcontrol.policies.learned_cost import ramps_of
+
+__all__ = ["mean", "means", "mixed_lines", "on_grid"]
+
+_MOST_RATIO = 4.0  # of the online price, and its inverse
+_USUAL_CATCH_UP = 64.0  # tokens, at which the prices of a catch-up are averaged
+
+
+@compiled("float64(float64, float64)")
+def mean(online: float, learned: float) -> float:
+    """The geometric mean of `online` and the bounded `learned`."""
+    return math.sqrt(online * min(max(learned, online / _MOST_RATIO), online * _MOST_RATIO))
+
+
+@compiled("float64[::1](float64[::1], float64[::1], float64)")
+def means(online: FloatArray, learned: FloatArray, ratio: float) -> FloatArray:
+    """Of `online` and `ratio * learned`."""
+    means = np.empty(len(online))
+    for i in range(len(online)):
+        means[i] = mean(online[i], ratio * learned[i])
+    return means
+
+
+@compiled(
+    f"float64[::1]({PRICING}, Tuple((float64, int64)), "
+    "Tuple((float64[::1], float64[::1], float64)))"
+)
+def on_grid(
+    tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    weights: tuple[float, float],
+    coefficients: FloatArray,
+    load: tuple[float, int],  # KV tokens, requests
+    learned: tuple[FloatArray, FloatArray, float],  # knots, coefficients, today's ratio
+) -> FloatArray:
+    """Seconds of a forward on the token grid, `[grid]`."""
+    (kv_tokens, requests), (knots, c, ratio), grid = load, learned, tables[0]
+    online = priced(tables, weights, coefficients, (kv_tokens, float(requests)))
+    seconds = ramps_of(grid, knots, c[4:])
+    fixed = c[0] + c[1] * kv_tokens + c[2] * requests
+    per_token = c[3] * kv_tokens / max(requests, 1)
+    for i in range(len(grid)):
+        seconds[i] += fixed + per_token * grid[i]
+    return means(online, seconds, ratio)
+
+
+@compiled("void(float64[::1], float64[::1], float64[::1])")
+def _mix_line(line: FloatArray, learned: FloatArray, load: FloatArray) -> None:
+    """Turn a line into one between both, which is their geometric mean at `load`."""
+    online = other = 0.0
+    for i in range(len(line)):
+        online += line[i] * load[i]
+        other += learned[i] * load[i]
+    both = mean(online, other)
+    if not (both > 0.0 and other > 0.0):
+        return
+    for i in range(len(line)):
+        line[i] = 0.5 * both * (line[i] / online + learned[i] / other)
+
+
+@compiled("float64[:,::1](float64[:,::1], float64[:,::1], Tuple((float64, int64)))")
+def mixed_lines(online: FloatArray, learned: FloatArray, load: tuple[float, int]) -> FloatArray:
+    """Between both, `[families, 5]`; those of families that were not learnt stay."""
+    kv_tokens, requests = load
+    lines = online.copy()
+    of_round = np.array([1.0, float(requests), kv_tokens])
+    of_catch_up = np.array([1.0, _USUAL_CATCH_UP])
+    for f in range(len(lines)):
+        if learned[f, 0] == learned[f, 0]:
+            _mix_line(lines[f, :3], learned[f, :3], of_round)
+            _mix_line(lines[f, 3:], learned[f, 3:], of_catch_up)
+    return lines
