@@ -160,7 +160,7 @@ def test_a_policy_that_observed_nothing_maximises_the_tokens_of_the_step() -> No
 
 @pytest.mark.parametrize(("machine", "least"), [("gpu", 1.02), ("large", 1.03), ("small", 1.02)])
 def test_a_batch_that_nothing_follows_ends_sooner(machine: str, least: float) -> None:
-    """Simulated, seeds fixed: a failure is a change of decisions. One seed alone moves by some 3 %."""
-    found = [measure_closed(machine, 6, "mixed", seed) for seed in (0, 64, 128)]
+    """Simulated, seeds fixed: a failure is a change of decisions. One seed alone moves by some 3 %, three by 2."""
+    found = [measure_closed(machine, 6, "mixed", seed) for seed in range(0, 6 * 64, 64)]
     ratios = [float(str(one["goodput_over_each_step_alone"])) for one in found]
     assert sum(ratios) / len(ratios) > least
