@@ -194,7 +194,7 @@ class Cost(Protocol):
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
     ) -> FloatArray:
-        """One target forward over `num_tokens` packed tokens reading `kv_tokens` of KV in all."""
+        """One target forward over `num_tokens`, spread evenly, reading `kv_tokens` of KV in all."""
         ...
 
     def draft_seconds(

@@ -68,7 +68,7 @@ class TabledCost(Cost, Protocol):
         ...
 
     def padding_seconds(self, kv_tokens: float) -> float:
-        """What a token more of the longest draft adds, however many requests are as long."""
+        """What a token more of the longest draft adds, however many are as long; in proportion to KV."""
         ...
 
 

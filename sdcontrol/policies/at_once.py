@@ -123,9 +123,7 @@ def _answer(
     believed: tuple[Terms, Correction, Pace],
     layout: tuple[IntArray, IntArray, IntArray],  # rows, budgets, family
     prices: _Prices,
-    numbers: tuple[
-        float, float, float, int, int
-    ],  # seconds beside, of padding, KV, drafts, horizon
+    numbers: tuple[float, float, float, int, int],  # beside, padding, KV, most drafts, horizon
 ) -> tuple[IntArray, IntArray, tuple[float, float, float, float], int]:
     """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are."""
     (terms, correction, pace), (rows, _, family) = believed, layout
@@ -138,8 +136,8 @@ def _answer(
         survival[a] = offered[rows[a]]
     posed = pose(survival, (context, remaining, limit, said[1]), layout)
     by_line = np.zeros((0, 0)), lines
-    asked_of = horizon, padding
-    rounds, catch_up = price(posed, by_line, (lagging, remaining), (rows, family), asked_of)
+    lags, paid = (lagging, remaining), (horizon, padding)
+    rounds, catch_up = price(posed, by_line, lags, (rows, family), paid)
     gain, limits, reads, _, most_tokens = posed
     load = kv_tokens, float(len(context))
     asked = edges, load[1], max(min(most_tokens, most_drafts), 0), beside

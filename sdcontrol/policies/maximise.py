@@ -4,10 +4,10 @@ Knows nothing of views, names or learning: a `Problem` in, an arm and a length p
 
 With `rate` the price of a second in tokens, the best plan maximises `gain - rate * step`; at the
 best ratio of gain to step that maximum is zero (Dinkelbach 1967), so the ratio is improved until it
-stays. Three couplings tie the requests of a step together:
+stays. Four couplings tie the requests of a step together:
 
     drafting rounds   shared by a family: a round costs `base` however few draft in it
-    the longest draft to which verification pads: shared by all, like a round
+    padding           to the longest draft, shared by all: like a round in which every family drafts
     verification      any monotone function of the tokens of the step, staircases included
     free KV slots     the end of the table of verification costs
 
