@@ -106,6 +106,7 @@ class Controller:
         self._fault_steps: list[int] = []
         self._believed: tuple[BatchView, Belief] | None = None
         self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
+        self.refines_hinted = self.refines and not self._by_confidence
         self._may_repeat: Callable[[Plan], bool] | None = getattr(self.policy, "may_repeat", None)
         self._learn_anew()
 

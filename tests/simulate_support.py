@@ -67,6 +67,7 @@ def outcomes(hits: Sequence[bool], arm: str, *, with_confidence: bool = False) -
         is_found = np.array(hits)
         return ArmOutcomes(
             accepted,
+            confidence=np.where(hits, 0.9, 0.2).astype(np.float32) if with_confidence else None,
             match_tokens=np.where(is_found, 3, 0).astype(np.uint8),
             max_draft_tokens=np.where(is_found, 32, 0).astype(np.uint8),
         )

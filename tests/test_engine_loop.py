@@ -240,6 +240,25 @@ def test_a_refinement_cannot_lengthen_a_plan() -> None:
     assert planner.faults() == []
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_n_gram_drafts_are_refined_unless_a_planner_says_that_hints_were_enough(
+    asked: bool,
+) -> None:
+    class Cutting(ForcedPlanner):
+        refines_hinted = asked
+
+        def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+            return Plan.uniform(view, self.arm, 1)
+
+    planner = Cutting(num_draft_tokens=3)
+    with Engine(target(), drafters=["ngram"], planner=planner, config=SMALL) as engine:
+        check_all(engine)
+    drafted = max(max(o.drafted, default=0) for o in planner.observations)
+    proposed = max(max(o.proposed, default=0) for o in planner.observations)
+    assert (drafted, proposed) == (3, 1 if asked else 3)
+    assert planner.faults() == []
+
+
 def test_a_planner_that_fails_to_observe_stops_nothing() -> None:
     planner = BadPlanner(observe=fail)
     with Engine(target(), drafters=["ngram"], planner=planner, config=SMALL) as engine:

@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 
 from sdcontrol import policies
+from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Belief, Observation, Plan, RequestView, Timing
+from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
 from sdcontrol.policies.checks import ToyCost
 from sdcontrol.policies.rivals.budget_argmax import BudgetArgmax
 from sdcontrol.policies.rivals.ema_steps import EmaSteps
 from sdcontrol.policies.rivals.heuristic import Heuristic
 from sdcontrol.policies.rivals.smartspec import SmartSpec
+from tests.engine_support import run_checked, tiny_model
 
 ARM = "draft_model"
 
@@ -153,6 +156,26 @@ def test_budget_argmax_always_drafts_in_full_and_submits_the_likeliest_slots() -
     expected = np.array([2.0, 2.9, 3.71, 4.44, 4.74]) / np.array([1.0, 1.0, 1.0, 1.4, 1.8])
     assert int(expected.argmax()) == 2
     assert lengths(policy.refine(view, plan, confidence, belief)) == [2, 0]
+
+
+def test_budget_argmax_verifies_no_more_n_gram_drafts_than_pay() -> None:
+    """Beyond four tokens a step costs more than any draft token brings."""
+    policy = {"kind": "budget_argmax", "drafter": "ngram", "num_draft_tokens": 8}
+    observations = []
+
+    class Kept(Controller):
+        def observe(self, observation: Observation) -> None:
+            observations.append(observation)
+            super().observe(observation)
+
+    controller = Kept(policy, cost=PerToken())
+    with Engine(tiny_model("Llama", seed=41), drafters=["ngram"], planner=controller) as engine:
+        engine.submit([5, 6, 7, 8] * 6, max_new_tokens=40)
+        run_checked(engine)
+    lengths = [(o.drafted[0], o.proposed[0]) for o in observations if sum(o.drafted)]
+    assert max(drafted for drafted, _ in lengths) == 8
+    assert {proposed for drafted, proposed in lengths if drafted == 8} <= {0, 1, 2, 3}
+    assert max(proposed for _, proposed in lengths) == 3
 
 
 def test_budget_argmax_prices_steps_by_token_count_alone() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import BatchView, Observation, Plan
+from sdcontrol.core import BatchView, Confidence, Observation, Plan
 from sdcontrol.errors import ConfigError, CounterfactualError, TraceError
 from sdcontrol.outcomes import ArmOutcomes
 from sdcontrol.traces.simulate import Simulation, SimulationSettings
@@ -187,6 +187,27 @@ def test_refinement_drops_what_the_drafter_doubts_and_what_was_not_drafted_costs
         assert observation.drafted[0] - observation.proposed[0] in (0, 1)
         assert observation.confidence is not None
         assert len(observation.confidence[0]) == observation.drafted[0]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_n_gram_drafts_are_refined_as_in_an_engine(asked: bool) -> None:
+    hits = ([True, True, False] * 14)[:40]
+    known = {"ngram": outcomes(hits, "n", with_confidence=True)}
+    workload = Workload.of("one", [SimulatedRequest("a", 0.0, 4, 40, known)])
+
+    class Deep(DicePlanner):
+        refines_hinted = asked
+
+        def plan(self, view: BatchView) -> Plan:
+            return Plan.uniform(view, "ngram", 8)
+
+        def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+            return Plan.uniform(view, "ngram", 1)
+
+    planner = Deep(0)
+    finished(workload, planner)
+    assert max(sum(o.drafted) for o in planner.observations) == 8
+    assert max(sum(o.proposed) for o in planner.observations) == (1 if asked else 8)
 
 
 def test_shared_beginnings_are_computed_once() -> None:

@@ -131,13 +131,15 @@ class Drafting:
         refine: Refine | None,
         *,
         between_rounds: bool = True,
+        refines_hinted: bool = True,
     ) -> Drafts:
         """Draft what `plan` asks for; `refine`, if any, may shorten it in the end.
 
-        With `between_rounds`, also on the way; without, drafters need not ask.
+        With `between_rounds`, also on the way; without, drafters need not ask. Without
+        `refines_hinted`, only where drafting brought something to light that no hint had said.
         """
         session = _Session(view, plan, refine)
-        learns = False  # whether drafting brought anything to light that the hints did not
+        may_shorten = refines_hinted
         seconds: dict[str, float] = {}
         for family, rows in _rows_by_family(plan).items():
             started = self._clock()
@@ -150,8 +152,8 @@ class Drafting:
                 self._quarantine(family, error)
                 session.drop(rows)
             seconds[family] = self._clock() - started
-            learns = learns or not drafter.is_free
-        return session.close(seconds, may_shorten=learns)
+            may_shorten = may_shorten or not drafter.is_free
+        return session.close(seconds, may_shorten=may_shorten)
 
     def shadows(
         self, requests: Sequence[Request], plan: Plan, lengths: Sequence[int]

@@ -45,6 +45,11 @@ class PlannerGuard:
         """Whether it may shorten drafts once they, or a round of them, have been made."""
         return self._planner is not None and getattr(self._planner, "refines", True)
 
+    @property
+    def refines_hinted(self) -> bool:
+        """Whether it may shorten drafts of which a hint had said all before it planned them."""
+        return self.refines and getattr(self._planner, "refines_hinted", True)
+
     def tell(self, name: str, *told: object) -> None:
         """Tell it something of the engine by its method `name`, where it has one."""
         tell = getattr(self._planner, name, None)

@@ -234,6 +234,7 @@ class Engine(EngineParts):
             plan,
             planner.refine if planner.refines else None,
             between_rounds=planner.refines_rounds_of(plan),
+            refines_hinted=planner.refines_hinted,
         )
         batch.take(drafts.drafts, plan.choices)
         return drafts

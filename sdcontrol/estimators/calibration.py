@@ -2,11 +2,13 @@
 
 Knows nothing of speculation: steps without drafts teach it, and it prices the rest. Bandwidth
 efficiency is searched; the overheads per layer and per request follow by non-negative least squares
-on relative errors.
+on relative errors. Steps of a single batch size cannot tell those two apart: the one per layer is
+fitted then, the other stays as it is.
 """
 
 import csv
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,29 +42,44 @@ def read_plain_steps(path: Path) -> list[PlainStep]:
     """Plain steps from a CSV with `batch_size`, `context_tokens` and one of the columns of time.
 
     Those are `plain_seconds`, `plain_ms`, `plain_ms_per_token`, `seconds` or `ms`; repeated rows
-    count once. Raises `ConfigError` for a file without them.
+    count once. Raises `ConfigError` for a file without them, and for a row whose sizes are no whole
+    numbers of at least 1 or whose time is not positive and finite.
     """
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    columns = set(rows[0]) if rows else set()
-    column = next((name for name in _SECONDS_COLUMNS if name in columns), None)
-    if column is None or not {"batch_size", "context_tokens"} <= columns:
-        raise ConfigError(
-            f"{path} has columns {sorted(columns)}; it needs batch_size, context_tokens and one of "
-            f"{', '.join(_SECONDS_COLUMNS)}"
-        )
-    try:
-        steps = [
-            PlainStep(
-                int(row["batch_size"]),
-                int(row["context_tokens"]),
-                float(row[column]) * _SECONDS_COLUMNS[column],
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        columns = reader.fieldnames or ()
+        column = next((name for name in _SECONDS_COLUMNS if name in columns), None)
+        if column is None or not {"batch_size", "context_tokens"} <= set(columns):
+            raise ConfigError(
+                f"{path} has columns {sorted(columns)}; it needs batch_size, context_tokens and "
+                f"one of {', '.join(_SECONDS_COLUMNS)}"
             )
-            for row in rows
-        ]
-    except ValueError as error:
-        raise ConfigError(f"{path} has a value that is no number ({error}); correct it") from error
+        steps = [_step_of(row, column, f"{path} line {reader.line_num}") for row in reader]
     return list(dict.fromkeys(steps))
+
+
+def _step_of(row: Mapping[str, str | None], column: str, place: str) -> PlainStep:
+    batch, context = (_size(row[name], name, place) for name in ("batch_size", "context_tokens"))
+    seconds = _number(row[column]) * _SECONDS_COLUMNS[column]
+    if not 0.0 < seconds < math.inf:
+        raise ConfigError(f"{place}: {column} is {row[column]!r}; give a positive number")
+    return PlainStep(batch, context, seconds)
+
+
+def _size(text: str | None, name: str, place: str) -> int:
+    """A whole number, however it is written."""
+    size = _number(text)
+    if not (size >= 1.0 and size.is_integer()):
+        raise ConfigError(f"{place}: {name} is {text!r}; give a whole number of at least 1")
+    return int(size)
+
+
+def _number(text: str | None) -> float:
+    """NaN for what is none."""
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan
 
 
 def fit(forward: Forward, steps: Sequence[PlainStep]) -> Calibration:
@@ -70,8 +87,10 @@ def fit(forward: Forward, steps: Sequence[PlainStep]) -> Calibration:
 
     Raises `ConfigError` for fewer than three steps or times that are not positive.
     """
-    if len(steps) < 3 or any(not step.seconds > 0.0 for step in steps):
-        raise ConfigError(f"{len(steps)} plain steps; give at least 3, with positive times")
+    if len(steps) < 3:
+        raise ConfigError(f"{len(steps)} different plain steps; give at least 3")
+    if wrong := [step for step in steps if not 0.0 < step.seconds < math.inf]:
+        raise ConfigError(f"a plain step took {wrong[0].seconds} s; give positive times")
     fits = [_fit_at(forward, steps, efficiency) for efficiency in np.linspace(0.25, 1.0, 76)]
     return min(fits, key=lambda pair: pair[0])[1]
 
@@ -80,23 +99,26 @@ def _fit_at(
     forward: Forward, steps: Sequence[PlainStep], efficiency: float
 ) -> tuple[float, Calibration]:
     """(squared error, calibration) for one bandwidth efficiency."""
+    batch = np.array([step.batch_size for step in steps], dtype=float)
+    is_one_size = bool((batch == batch[0]).all())
+    known = forward.calibration.token_overhead_seconds if is_one_size else 0.0
     bare = replace(
         forward.calibration,
         bandwidth_efficiency=float(efficiency),
         layer_overhead_seconds=0.0,
-        token_overhead_seconds=0.0,
+        token_overhead_seconds=known,
     )
-    batch = np.array([step.batch_size for step in steps], dtype=float)
     kv_tokens = batch * np.array([step.context_tokens for step in steps], dtype=float)
     seconds = np.array([step.seconds for step in steps])
     base = replace(forward, calibration=bare).seconds(batch, kv_tokens, batch)
     layers = float(forward.shape.num_layers)
-    features = layers * np.stack([np.ones_like(batch), batch], axis=1) / seconds[:, None]
+    per_token = np.zeros_like(batch) if is_one_size else batch
+    features = layers * np.stack([np.ones_like(batch), per_token], axis=1) / seconds[:, None]
     overheads, error = _non_negative_pair(features, 1.0 - base / seconds)
     fitted = replace(
         bare,
         layer_overhead_seconds=float(overheads[0]),
-        token_overhead_seconds=float(overheads[1]),
+        token_overhead_seconds=known + float(overheads[1]),
     )
     return error, fitted
 

@@ -4,6 +4,7 @@ Knows nothing of hardware or weights. `SHAPES` holds common models, from their p
 `config.json`; `from_config` reads any other.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -144,6 +145,18 @@ SHAPES: dict[str, ModelShape] = {
         _dense("llama-3.2-1b", (16, 2048, 32, 8, 64, 8192, 128256), is_head_tied=True),
         _dense("llama-3.2-3b", (28, 3072, 24, 8, 128, 8192, 128256), is_head_tied=True),
         _dense("llama-3.3-70b", (80, 8192, 64, 8, 128, 28672, 128256)),
+        ModelShape(
+            "mistral-7b-v0.1",
+            32,
+            4096,
+            32,
+            8,
+            128,
+            14336,
+            32000,
+            sliding_window=4096,
+            num_sliding_layers=32,
+        ),
         _dense("mistral-7b", (32, 4096, 32, 8, 128, 14336, 32768)),
         _dense("mistral-nemo-12b", (40, 5120, 32, 8, 128, 14336, 131072)),
         _dense("mistral-small-24b", (40, 5120, 32, 8, 128, 32768, 131072)),
@@ -172,18 +185,31 @@ _ALIASES = {
     "llama-2-7b-32k": "llama-2-7b",
     "tinyllama": "tinyllama-1.1b",
     "mixtral": "mixtral-8x7b",
+    "mistral-nemo": "mistral-nemo-12b",
+    "mistral-small-3.1-24b": "mistral-small-24b",
+    "mistral-small-3.2-24b": "mistral-small-24b",
+    "mistral-large": "mistral-large-123b",
+    "qwen2-0.5b": "qwen2.5-0.5b",
+    "qwen2-1.5b": "qwen2.5-1.5b",
+    "qwen2-7b": "qwen2.5-7b",
+    "qwen2-72b": "qwen2.5-72b",
+    "qwq-32b": "qwen2.5-32b",
 }
+_TUNED = re.compile(r"-(?:hf|instruct|chat|base|it|coder|math|thinking|\d{4})(?=-|$)")
+_REVISION = re.compile(r"-v\d+(?:\.\d+)?$")
 
 
 def by_name(name: str) -> ModelShape:
-    """The shape called `name`: case, an owner before "/" and "-instruct" or the like do not matter.
+    """The shape called `name`: case, an owner before "/", "-instruct" or the like, a date ("-2407") and
+    a revision ("-v0.3") do not matter.
 
     Raises `UnknownName` for a model that is not in the table.
     """
     plain = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-llama", "llama")
     plain = plain.replace("llama2", "llama-2").replace("llama3", "llama-3")
-    for suffix in ("-hf", "-instruct", "-chat", "-base", "-it"):
-        plain = plain.removesuffix(suffix)
+    plain = _TUNED.sub("", plain)
+    if plain not in SHAPES:
+        plain = _REVISION.sub("", plain)
     plain = _ALIASES.get(plain, plain)
     if plain not in SHAPES:
         raise UnknownName(
@@ -197,6 +223,9 @@ _TIED_BY_DEFAULT = frozenset(
 )
 _UNGATED = frozenset(
     {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "mpt"}
+)
+_PRICED_LAYERS = frozenset(
+    {"attention", "full_attention", "sliding_attention", "chunked_attention", "dense", "sparse"}
 )
 _BYTES = {
     "float64": 8.0,
@@ -217,8 +246,7 @@ def from_config(config: Mapping[str, object], name: str | None = None) -> ModelS
     if isinstance(text, Mapping):
         config = {**config, **text}
     kind = str(config.get("model_type", "model"))
-    if config.get("kv_lora_rank"):
-        raise ConfigError(f"{kind}: latent attention is not priced; write a ModelShape by hand")
+    _check_layout(config, kind)
     hidden = _needed(config, "hidden_size", "n_embd", "d_model", "n_embed")
     heads = _needed(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = _needed(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -251,6 +279,22 @@ def from_config(config: Mapping[str, object], name: str | None = None) -> ModelS
     )
 
 
+def _check_layout(config: Mapping[str, object], kind: str) -> None:
+    """Refuse what would be priced as something else."""
+    kinds = config.get("layer_types")
+    listed = {str(layer) for layer in kinds} if isinstance(kinds, list) else set()
+    strange = sorted(listed - _PRICED_LAYERS)
+    reason = None
+    if config.get("kv_lora_rank"):
+        reason = "latent attention is"
+    elif strange:
+        reason = f"layers of type {', '.join(strange)} are"
+    elif config.get("interleave_moe_layer_step"):
+        reason = "experts in every other layer beside a shared one are"
+    if reason is not None:
+        raise ConfigError(f"{kind}: {reason} not priced; write a ModelShape by hand")
+
+
 def _size(config: Mapping[str, object], *names: str) -> int | None:
     """The first of these settings that is a number."""
     for name in names:
@@ -264,6 +308,8 @@ def _needed(config: Mapping[str, object], *names: str) -> int:
     value = _size(config, *names)
     if value is None:
         raise ConfigError(f"config has no {names[0]}; it has {sorted(config)}")
+    if value < 1:
+        raise ConfigError(f"config has {names[0]} {value}; it must be at least 1")
     return value
 
 
@@ -280,16 +326,33 @@ def _storage(config: Mapping[str, object]) -> float:
 
 
 def _weight_bytes(config: Mapping[str, object], storage: float) -> float:
+    """Bytes per element as quantised; raises `ConfigError` for a method that is not known."""
     quantisation = config.get("quantization_config")
     if not isinstance(quantisation, Mapping):
         return storage
-    bits = _size(quantisation, "bits", "w_bit")
+    bits = _size(quantisation, "bits", "w_bit") or _bits_of_groups(quantisation)
     if bits is not None:
         return bits / 8.0
-    method = str(quantisation.get("quant_method", ""))
-    if quantisation.get("load_in_4bit") or method == "mxfp4":
+    method = str(quantisation.get("quant_method", "")).lower()
+    algorithm = str(quantisation.get("quant_algo", "")).lower()
+    if quantisation.get("load_in_4bit") or method == "mxfp4" or "fp4" in algorithm:
         return 0.5
-    return 1.0 if quantisation.get("load_in_8bit") or "fp8" in method else storage
+    if quantisation.get("load_in_8bit") or "fp8" in method or "fp8" in algorithm:
+        return 1.0
+    raise ConfigError(
+        f"weights quantised by {method or algorithm or 'an unnamed method'} are of no known size; "
+        "write a ModelShape by hand"
+    )
+
+
+def _bits_of_groups(quantisation: Mapping[str, object]) -> int | None:
+    """Of compressed-tensors: the bits of the widest group of weights."""
+    groups = quantisation.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return None
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+    sizes = [_size(own, "num_bits") for own in weights if isinstance(own, Mapping)]
+    return max((size for size in sizes if size), default=None)
 
 
 def _sliding(config: Mapping[str, object], layers: int) -> tuple[int | None, int]:

@@ -30,7 +30,10 @@ class Policy(ABC):
     """Whether `plan` looks at its belief. Where it does not, none is kept: that costs time."""
 
     refines_by_confidence: ClassVar[bool] = False
-    """Whether `refine`, if there is one, has nothing to say where confidences say nothing."""
+    """Whether `refine`, if there is one, has nothing to say where confidences say nothing new.
+
+    It is not asked then about drafts of which a hint had said all before, as of n-gram drafts.
+    """
 
     @abstractmethod
     def plan(self, view: BatchView, belief: Belief) -> Plan:

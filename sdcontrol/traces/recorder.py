@@ -136,6 +136,11 @@ class Recorder:
         """Whether it wants to be asked after every round."""
         return bool(getattr(self._planner, "refines_between_rounds", True))
 
+    @property
+    def refines_hinted(self) -> bool:
+        """Whether it wants to be asked about drafts of which a hint had said all."""
+        return bool(getattr(self._planner, "refines_hinted", True))
+
     def heeds(self, plan: Plan) -> bool:
         """Whether confidences could change `plan`."""
         return bool(getattr(self._planner, "heeds", lambda _: True)(plan))

@@ -37,6 +37,7 @@ class SimulatedDrafting:
         self._free = tuple(arm for arm in drafters if family_of(arm) in FREE_FAMILIES)
         policy = getattr(planner, "policy", planner)
         self._refines = getattr(policy, "refine", None) is not None
+        self._refines_hinted = getattr(planner, "refines_hinted", True)
 
     def propose(self, view: BatchView, plan: Plan, live: Sequence[LiveRequest]) -> SimulatedDrafts:
         """What comes of `plan`; raises `CounterfactualError` where nothing is recorded."""
@@ -116,7 +117,7 @@ class SimulatedDrafting:
     ) -> SimulatedDrafts:
         """With trees, and with confidence that the planner may refine by."""
         session = _Session(view, plan, live, arms)
-        if self._refines and session.has_confident_model:
+        if self._refines and session.is_confident(also_free=self._refines_hinted):
             session.draft_in_rounds(self._planner)
         proposed = tuple(map(min, session.drafted, session.limits))
         return SimulatedDrafts(
@@ -153,11 +154,11 @@ class _Session:
             for n, arm, request in zip(self.limits, arms, live, strict=True)
         ]
 
-    @property
-    def has_confident_model(self) -> bool:
-        """Whether a drafter that works in rounds says how sure it is."""
+    def is_confident(self, *, also_free: bool) -> bool:
+        """Whether a drafter that works in rounds, or any, says how sure it is."""
         return any(
-            arm is not None and not arm.is_free and arm.confidence is not None for arm in self._arms
+            arm is not None and arm.confidence is not None and (also_free or not arm.is_free)
+            for arm in self._arms
         )
 
     def draft_in_rounds(self, planner: Planner) -> None:
