@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ def setting() -> dict[str, object]:
         "machine": platform.machine(),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": _device_name(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -52,6 +53,12 @@ def setting() -> dict[str, object]:
             "sdcontrol": __version__,
         },
     }
+
+
+@cache
+def _device_name() -> str:
+    """Asked once: after some errors a device answers no more."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def write_results(

@@ -19,20 +19,13 @@ from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.known_machine import KnownMachine, find_known
 from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.lessons import Lessons
-from sdcontrol.logs import EventLog
 from sdcontrol.outcomes import DEPTH
+from sdcontrol.policy_faults import PLAN_FAULTS, PolicyFaults
 
 if TYPE_CHECKING:
     from sdcontrol.policies.base import Policy, PolicyConfig
 
 __all__ = ["Acceptance", "Controller"]
-
-_log = EventLog(__name__)
-
-_PLAN_FAULTS = ("plan_raised", "plan_stalled", "plan_impossible")
-_FAULTS = (*_PLAN_FAULTS, "refine_raised", "refine_impossible", "update_raised")
-_MOST_FAULTS = 3  # within `_FAULT_STEPS`, before a policy is replaced
-_FAULT_STEPS = 200
 
 
 class Acceptance(Protocol):
@@ -64,7 +57,7 @@ class Controller:
     policy. `cost` and `acceptance` default to the online estimators; a `cost` with an `update`
     method learns from observations too. A policy that raises, plans the impossible or takes longer
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
-    are off until `reset`. `seed` is for policies that draw; `token_edges` are the sizes to which
+    are off until `reset`. Its `refine` and `update` count as well; what they took too long for stands. `seed` is for policies that draw; `token_edges` are the sizes to which
     forwards are padded, for our own cost: an engine says its own. Where steps are so short that its own time
     would weigh, learning may wait for some thirty of them and a few requests may keep their choices.
     """
@@ -94,21 +87,28 @@ class Controller:
         self.max_draft_tokens = max_draft_tokens
         self.token_edges = tuple(token_edges)
         self.machine: KnownMachine | None = None
-        self.faults: Counter[str] = Counter()
-        self.is_quarantined = False
         self.drafts: bool = getattr(self.policy, "drafts", True)
         self.refines: bool = hasattr(self.policy, "refine")
         self.has_own_estimates = cost is not None or acceptance is not None
         self.learns = self.has_own_estimates or getattr(self.policy, "uses_belief", True)
         self.num_observed = 0  # steps
-        self._clock = clock
-        self._pending: list[str] = []
-        self._fault_steps: list[int] = []
+        self._faults = PolicyFaults(type(self.policy).__name__, clock)
         self._believed: tuple[BatchView, Belief] | None = None
         self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
+        self.refines_between_rounds: bool = getattr(self.policy, "refines_between_rounds", True)
         self.refines_hinted = self.refines and not self._by_confidence
         self._may_repeat: Callable[[Plan], bool] | None = getattr(self.policy, "may_repeat", None)
         self._learn_anew()
+
+    @property
+    def faults(self) -> Counter[str]:
+        """The policy's, by kind."""
+        return self._faults.counts
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether the policy is replaced by `off`, until `reset`."""
+        return self._faults.is_quarantined
 
     def pad_to(self, token_edges: Sequence[int]) -> None:
         """Price forwards as padded to these sizes; an engine says so of its own."""
@@ -174,9 +174,9 @@ class Controller:
         if self.is_quarantined:
             return Plan.off(view, "policy quarantined after repeated faults")
         for fault in faults:
-            if fault.startswith(_PLAN_FAULTS):
+            if fault.startswith(PLAN_FAULTS):
                 return plain(view, fault)
-        started = self._clock() if self._clock is not None else 0.0
+        started = self._faults.now()
         try:
             plan = self._lessons.repeated(view)
             if plan is None:
@@ -187,10 +187,8 @@ class Controller:
             return self._without(view, "plan_impossible", error)
         except Exception as error:
             return self._without(view, "plan_raised", error)
-        seconds = self._clock() - started if self._clock is not None else 0.0
-        if seconds > self.plan_budget_seconds:
-            took = f"{seconds:.3f} s of {self.plan_budget_seconds} s"
-            return self._without(view, "plan_stalled", TimeoutError(took))
+        if self._stalled(view, "plan_stalled", started):
+            return plain(view, "plan_stalled")
         return plan
 
     def heeds(self, plan: Plan) -> bool:
@@ -208,6 +206,7 @@ class Controller:
         refine = getattr(self.policy, "refine", None)
         if refine is None or not self.heeds(plan):
             return plan
+        started = self._faults.now()
         try:
             belief = self._belief(view)
             survival = self.acceptance.condition(view, plan, confidence, belief.survival)
@@ -215,18 +214,19 @@ class Controller:
             shorter: Plan = refine(view, plan, confidence, given)
             check_shorter(shorter, plan)
         except PlanError as error:
-            self._fault(view, "refine_impossible", error)
+            self._faults.note(view, "refine_impossible", error)
             return plan
         except Exception as error:
-            self._fault(view, "refine_raised", error)
+            self._faults.note(view, "refine_raised", error)
             return plan
+        self._stalled(view, "refine_stalled", started)
         return shorter
 
     def observe(self, observation: Observation) -> None:
         """Learn what came of a step. Raises `ObservationError` for columns of unequal length."""
         observation.check()
         self.num_observed += 1
-        self._count_faults(observation)
+        self._faults.observe(observation)
         self._believed = None
         noted: Sequence[Observation] = (observation,)
         if self.learns:  # as much as there is time for, which may be nothing
@@ -242,51 +242,34 @@ class Controller:
         try:
             return self._may_repeat(observation.plan)
         except Exception as error:
-            self._fault(observation.view, "update_raised", error)
+            self._faults.note(observation.view, "update_raised", error)
             return False
 
     def _update_policy(self, observation: Observation) -> None:
         if self.is_quarantined:
             return
+        started = self._faults.now()
         try:
             self.policy.update(observation)
         except Exception as error:
-            self._fault(observation.view, "update_raised", error)
+            self._faults.note(observation.view, "update_raised", error)
+        self._stalled(observation.view, "update_stalled", started)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""
-        faults, self._pending = tuple(self._pending), []
-        return faults
+        return self._faults.take()
 
     def reset(self) -> None:
         """Trust the policy again."""
-        self.is_quarantined = False
-        self._fault_steps.clear()
-        self._pending.clear()
+        self._faults.forgive()
 
-    def _count_faults(self, observation: Observation) -> None:
-        """Faults count when observed; those that nobody collected count as well."""
-        if not (observation.faults or self._pending):
-            return
-        faults = observation.faults or self.take_faults()
-        self._pending.clear()
-        step = observation.view.step
-        ours = [fault for fault in faults if fault.startswith(_FAULTS)]
-        self.faults.update(fault.partition(":")[0] for fault in ours)
-        self._fault_steps = [s for s in self._fault_steps if s > step - _FAULT_STEPS]
-        self._fault_steps += [step] * len(ours)
-        if len(self._fault_steps) >= _MOST_FAULTS and not self.is_quarantined:
-            self.is_quarantined = True
-            _log.warning("policy_quarantined", policy=type(self.policy).__name__, step=step)
+    def _stalled(self, view: BatchView, kind: str, started: float) -> bool:
+        """Whether the policy took longer than it may, which is a fault."""
+        return self._faults.stalled(view, kind, started, self.plan_budget_seconds)
 
     def _without(self, view: BatchView, kind: str, error: Exception) -> Plan:
-        self._fault(view, kind, error)
+        self._faults.note(view, kind, error)
         return plain(view, kind)
-
-    def _fault(self, view: BatchView, kind: str, error: Exception) -> None:
-        self._pending.append(f"{kind}: {type(error).__name__}: {error}")
-        name = type(self.policy).__name__
-        _log.warning("policy_faulted", policy=name, fault=kind, error=str(error), step=view.step)
 
 
 def _built(

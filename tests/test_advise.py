@@ -343,6 +343,12 @@ def acceptance_of(row: dict[str, str]) -> float:
         ([*COMMON, "--batch", "many"], "invalid int value: 'many'"),
         ([*COMMON, "--max-draft-tokens", "0"], "--max-draft-tokens is 0"),
         ([*COMMON, "--draft-kv-budget", "512"], "no --draft-model"),
+        (
+            [*COMMON, "--draft-model", "qwen3-0.6b", "--draft-tensor-parallel", "2"],
+            "--draft-tensor-parallel is 2, of 1 devices",
+        ),
+        ([*COMMON, "--fit", "one.csv"], "1 different plain steps; give at least 3"),
+        ([*COMMON, "--fit", "short.csv"], "short.csv line 2: ms is None"),
         ([*COMMON, "--acceptance", "ngram"], "write DRAFTER=RATE"),
         ([*COMMON, "--acceptance", "ngram=1.1"], "acceptance of ngram is '1.1'"),
         ([*COMMON, "--acceptance", "ngram=nan"], "acceptance of ngram is 'nan'"),
@@ -366,6 +372,8 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "one.csv").write_text("batch_size,context_tokens,ms\n1,128,5\n")
+    (tmp_path / "short.csv").write_text("batch_size,context_tokens,ms\n1,128\n")
     monkeypatch.chdir(tmp_path)
     assert main(["advise", *map(str, arguments)]) == 2
     line = capsys.readouterr().err
@@ -381,3 +389,27 @@ def test_advice_needs_no_torch(run: Run) -> None:
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     assert run([sys.executable, "-c", program], ROOT).splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("factor", "spread", "beware"),
+    [
+        (1.0, 0.0, None),
+        (0.77, 0.0, "beware: they ask for a bandwidth efficiency beyond 1;"),
+        (1.0, 0.6, "beware: that is much;"),
+    ],
+)
+def test_a_calibration_that_may_be_none_says_so(
+    advise: Advise, tmp_path: Path, factor: float, spread: float, beware: str | None
+) -> None:
+    """Steps too fast for the bandwidth of the machine, or every other one far too slow."""
+    forward = Forward(shapes.by_name("llama-3.1-8b"), hardware.by_name("H100"))
+    loads = [(batch, context) for batch in (1, 16, 64) for context in (500, 4000, 8000)]
+    lines = ["batch_size,context_tokens,seconds"]
+    for row, (batch, context) in enumerate(loads):
+        seconds = factor * float(forward.seconds(batch, batch * context, batch))
+        lines.append(f"{batch},{context},{seconds * (1.0 + spread * (row % 2)):.9f}")
+    path = tmp_path / "steps.csv"
+    path.write_text("\n".join(lines))
+    _, text = advise(*COMMON, "--fit", path)
+    assert (beware in text) if beware else ("beware" not in text)

@@ -205,7 +205,8 @@ def test_a_policy_that_stalls_costs_one_plain_step() -> None:
 
 
 def test_a_recorded_stall_is_replayed_without_a_clock() -> None:
-    times = iter(np.cumsum([0.0, 0.01, 1.0, 9.0, 1.0, 0.01, 1.0, 0.01]).tolist())
+    took = [0.01, 9.0, 0.01, 0.01]  # plans; updates take no time
+    times = iter(np.cumsum([gap for plan in took for gap in (1.0, plan, 0.0, 0.0)]).tolist())
     policy = {"kind": "static", "drafter": "ngram", "num_draft_tokens": 2}
     observations = driven(Controller(policy, clock=lambda: next(times)), 4)
     assert [observation.plan.is_off for observation in observations] == [False, True, False, False]
@@ -214,6 +215,55 @@ def test_a_recorded_stall_is_replayed_without_a_clock() -> None:
         assert replayed.plan(observation.view, faults=observation.faults) == observation.plan
         replayed.observe(observation)
     assert replayed.faults == {"plan_stalled": 1}
+
+
+class Ticking:
+    """A clock that stands still but for what its owner does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_policy_that_stalls_while_it_refines_or_learns_is_turned_off() -> None:
+    """What it answers late stands, since it is there: a replay without a clock decides alike."""
+    clock = Ticking()
+
+    class Slow(Refining):
+        def update(self, observation: Observation) -> None:
+            clock.now += 0.4 if observation.view.step < 2 else 0.6
+
+    def shorten(view: BatchView, plan: Plan, *_: object) -> Plan:
+        clock.now += 0.6 if view.step == 1 else 0.0
+        return Plan.uniform(view, "sparse_kv:512", 1)
+
+    controller, seen = Controller(Slow(shorten), plan_budget_seconds=0.5, clock=clock), []
+    rng = np.random.default_rng(0)
+    for step in range(5):
+        view = view_of(step)
+        plan = controller.plan(view)
+        refined = controller.refine(view, plan, ((0.5,) * 4,) * 4)
+        assert plan.is_off or refined == Plan.uniform(view, "sparse_kv:512", 1)
+        faults = controller.take_faults()
+        seen.append([fault.partition(":")[0] for fault in faults])
+        controller.observe(decoded(view, refined, rng, faults))
+    assert seen == [[], ["refine_stalled"], [], ["update_stalled"], ["update_stalled"]]
+    assert controller.faults == {"refine_stalled": 1, "update_stalled": 2}
+    assert controller.is_quarantined
+
+
+def test_faults_of_a_policy_count_beside_those_of_others() -> None:
+    """Whoever tells of drafters' faults need not have collected the controller's."""
+    controller = Controller(Scripted(raising))
+    for step in range(3):
+        view = view_of(step)
+        plan = controller.plan(view)
+        controller.observe(
+            decoded(view, plan, np.random.default_rng(0), ("drafter x quarantined: y",))
+        )
+    assert controller.faults == {"plan_raised": 3}
 
 
 def test_repeated_faults_turn_the_policy_off_until_reset() -> None:

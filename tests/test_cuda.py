@@ -341,13 +341,15 @@ def copies_of_steps(engine: Engine) -> list[int]:
     copies = []
     for _ in range(5):
         torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             engine.step()
             torch.cuda.synchronize()
         copies.append(sum("DtoH" in event.name for event in profile.events()))
     return copies
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_rows_are_processed_and_sampled_without_waiting() -> None:
     """Greedy rows and rows of two settings."""
     heats = (LogitsProcessorList([TemperatureLogitsWarper(heat)]) for heat in (0.5, 2.0))
@@ -359,8 +361,8 @@ def test_rows_are_processed_and_sampled_without_waiting() -> None:
         return sample_rows(process_rows(take_rows(logits, [*range(1, 15), 0]), rows), rows)
 
     expected = tokens()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         again = tokens()
     finally:
         torch.cuda.set_sync_debug_mode("default")

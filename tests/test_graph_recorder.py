@@ -48,6 +48,8 @@ class FakeCuda:
     num_pools: int = 0
     is_valid: bool = True
     num_unused: int = 7
+    free: int = 1 << 20
+    said: list[str] = field(default_factory=list)
 
     def handle(self) -> Pool:
         self.num_pools += 1
@@ -73,7 +75,9 @@ class FakeCuda:
         before, self.current = self.current, stream
         self.filled.add(pool)
         self.generator.is_recording = True
+        self.said.append("begin")
         yield
+        self.said.append("end")
         if not self.is_valid:
             raise RuntimeError("operation failed due to a previous error during capture")
         self.filled.remove(pool)
@@ -106,11 +110,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
         "default_generators": (fake.generator,),
         "empty_cache": fake.give_back,
         "memory_reserved": lambda device: 100 + fake.num_unused,
+        "mem_get_info": lambda device: (fake.free, 1 << 30),
     }
     for name, value in names.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: fake.said.append("clear"), raising=False
+    )
     graph_recorder._side_stream.cache_clear()
     yield fake
     graph_recorder._side_stream.cache_clear()
@@ -192,6 +200,42 @@ def test_threads_record_one_after_the_other(cuda: FakeCuda) -> None:
     for thread in threads:
         thread.join()
     assert most == [1] * 9  # two warm-ups each, and the capture
+
+
+def test_a_graph_takes_workspaces_of_its_own_which_nobody_else_gets(cuda: FakeCuda) -> None:
+    """From the list of all, they could be freed while the graph still writes there."""
+    CudaRecorder(CPU).capture(lambda: cuda.said.append("work"))
+    assert cuda.said == ["work", "work", "clear", "begin", "work", "end", "clear"]
+    cuda.said.clear()
+    cuda.is_valid = False
+    with pytest.raises(RuntimeError):
+        CudaRecorder(CPU).capture(nothing)
+    assert cuda.said[-1] == "clear"
+
+
+def test_room_is_taken_once_for_all_graphs_of_a_pool(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def empty(size: int, **_: object) -> None:
+        if size:
+            taken.append(size)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    recorder = CudaRecorder(CPU, room_bytes=5000)
+    recorder.capture(nothing)
+    recorder.capture(nothing)
+    assert taken == [5000]
+    cuda.is_valid = False
+    with pytest.raises(RuntimeError):  # the pool is another one from here on
+        recorder.capture(nothing)
+    cuda.is_valid = True
+    recorder.capture(nothing)
+    assert taken == [5000, 5000]
+    cuda.free = 4000
+    CudaRecorder(CPU, room_bytes=5000).capture(nothing)
+    assert taken == [5000, 5000]
 
 
 def test_memory_that_nobody_uses_is_not_counted(cuda: FakeCuda) -> None:

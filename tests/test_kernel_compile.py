@@ -148,8 +148,8 @@ def compiled_attention(
             "GROUP": layer.num_heads // layer.num_kv_heads,
             "KEY_DIM": layer.key_dim,
             "VALUE_DIM": layer.value_dim,
-            "PADDED_KEY": triton.next_power_of_2(layer.key_dim),
-            "PADDED_VALUE": triton.next_power_of_2(layer.value_dim),
+            "PADDED_KEY": triton_attention._padded(layer.key_dim),
+            "PADDED_VALUE": triton_attention._padded(layer.value_dim),
             "BLOCK_SIZE": 16,
             "WINDOW": layer.window or 0,
             "HAS_TREES": has_trees,
@@ -221,7 +221,7 @@ def test_attention_fits_consumer_parts(head: int, step: str, capability: int) ->
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
-@pytest.mark.parametrize("head", [64, 128, 256])
+@pytest.mark.parametrize("head", [8, 16, 32, 64, 128, 256])
 def test_attention_in_float32_compiles_without_spills(head: int, capability: int) -> None:
     layer = LayerShape(32, 8, head, head, torch.float32)
     for step in ("decode", "verify 9"):
@@ -344,14 +344,17 @@ def test_sampling_and_the_walk_compile_without_spills(dtype: torch.dtype, capabi
         constants={"PART": 8192, "BLOCK": 1024},
         num_warps=4,
     )
-    reduced = compiled(
-        coupled_kernels.reduce_kernel,
-        capability,
-        types=PARTIAL | pointers("is_sampled tokens", "i64") | pointers("confidence", "fp32"),
-        constants={"PARTS": 126, "PADDED": 128},
-        num_warps=1,
-    )
-    for result in (sampled, reduced):
+    reduced = [
+        compiled(
+            coupled_kernels.reduce_kernel,
+            capability,
+            types=PARTIAL | pointers("is_sampled tokens", "i64") | pointers("confidence", "fp32"),
+            constants={"PARTS": parts, "PADDED": triton.next_power_of_2(parts)},
+            num_warps=1,
+        )
+        for parts in (126, 1)  # one of a tiny vocabulary
+    ]
+    for result in (sampled, *reduced):
         check(result, capability)
     for is_given in (False, True):
         walked = compiled(

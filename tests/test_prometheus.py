@@ -23,6 +23,7 @@ from sdcontrol.core import (
 )
 from sdcontrol.estimators import hardware, shapes
 from sdcontrol.estimators.cost import Prediction
+from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.roofline import Forward
 from sdcontrol.integrations.prometheus import PrometheusExporter
 from sdcontrol.policies.base import Policy
@@ -182,6 +183,20 @@ def test_intensity_stands_beside_the_ridge_where_model_and_machine_are_known() -
     assert scrape("arithmetic_intensity_flops_per_byte") == pytest.approx(expected)
     assert scrape("ridge_flops_per_byte") == pytest.approx(989e12 / 3.35e12)
     assert not Scrape().has("ridge_flops_per_byte")
+
+
+def test_intensity_is_told_of_a_wrapped_controller_that_knows_its_machine() -> None:
+    scrape = Scrape()
+    machine = KnownMachine(hardware.by_name("H100"), shapes.by_name("llama-3.1-8b"))
+    controller = Controller("goodput", clock=None)
+    controller.price_by(machine)
+    planner = scrape.exporter.wrap(controller)
+    for _ in range(2):  # the first tells who counts, the second what there is to count
+        planner.observe(observed(("ngram", 4, 4, 2), (None, 0, 0, 0)))
+    expected = Forward(machine.target, machine.hardware).profile(6, 2000, 2)
+    intensity = scrape("arithmetic_intensity_flops_per_byte")
+    assert intensity == pytest.approx(expected.intensity_flops_per_byte)
+    assert scrape("ridge_flops_per_byte") == pytest.approx(989e12 / 3.35e12)
 
 
 def test_a_wrapped_controller_decides_as_before_and_its_predictions_are_told() -> None:

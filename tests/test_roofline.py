@@ -79,6 +79,48 @@ def test_quantised_weights_are_priced_as_stored() -> None:
     assert (shape.weight_bytes, shape.head_bytes) == (0.5, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("quantisation", "weight_bytes"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, 0.5),
+        ({"quant_method": "fbgemm_fp8"}, 1.0),
+        ({"quant_method": "mxfp4"}, 0.5),
+        ({"load_in_8bit": True, "quant_method": "bitsandbytes"}, 1.0),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1.0),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+            0.5,
+        ),
+    ],
+)
+def test_weights_are_as_large_as_their_quantisation_says(
+    quantisation: dict[str, object], weight_bytes: float
+) -> None:
+    config = {**LLAMA_CONFIG, "quantization_config": quantisation}
+    assert shapes.from_config(config).weight_bytes == weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization_config": {"quant_method": "secret"}}, "secret"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"interleave_moe_layer_step": 1}, "experts"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0"),
+    ],
+)
+def test_what_would_be_priced_as_something_else_is_refused(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        shapes.from_config({**LLAMA_CONFIG, **settings})
+
+
 def test_a_mixture_of_experts_is_read_from_its_config() -> None:
     config = {
         **LLAMA_CONFIG,
@@ -106,14 +148,37 @@ def test_a_config_without_layers_is_refused() -> None:
         shapes.from_config({"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10})
 
 
+OF_THE_HUB = {
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": "tinyllama-1.1b",
+    "meta-llama/Llama-2-7b-chat-hf": "llama-2-7b",
+    "meta-llama/Meta-Llama-3-8B-Instruct": "llama-3-8b",
+    "mistralai/Mistral-7B-v0.1": "mistral-7b-v0.1",
+    "mistralai/Mistral-7B-Instruct-v0.1": "mistral-7b-v0.1",
+    "mistralai/Mistral-7B-Instruct-v0.2": "mistral-7b",
+    "mistralai/Mistral-7B-v0.3": "mistral-7b",
+    "mistralai/Mistral-Nemo-Instruct-2407": "mistral-nemo-12b",
+    "mistralai/Mistral-Small-24B-Instruct-2501": "mistral-small-24b",
+    "mistralai/Mistral-Large-Instruct-2407": "mistral-large-123b",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
+    "Qwen/Qwen2-7B-Instruct": "qwen2.5-7b",
+    "Qwen/Qwen2.5-Coder-32B-Instruct": "qwen2.5-32b",
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": "qwen3-30b-a3b",
+    "Qwen/Qwen3-4B-Thinking-2507": "qwen3-4b",
+    "Qwen/Qwen3-8B-Base": "qwen3-8b",
+}
+
+
 def test_names_are_forgiving_and_unknown_ones_are_refused() -> None:
     assert shapes.by_name("meta-llama/Llama-3.1-8B-Instruct") is shapes.SHAPES["llama-3.1-8b"]
+    for name, known in OF_THE_HUB.items():
+        assert shapes.by_name(name) is shapes.SHAPES[known]
     assert hardware.by_name("NVIDIA H100 80GB HBM3") is hardware.HARDWARE["H100-SXM"]
     assert hardware.by_name("rtx 4090") is hardware.HARDWARE["RTX-4090"]
     with pytest.raises(UnknownName, match="A100-80GB"):
         hardware.by_name("abacus")
-    with pytest.raises(UnknownName, match="tinyllama"):
-        shapes.by_name("my-model")
+    for name in ("my-model", "Qwen/Qwen3-8B-AWQ", "mistralai/Mistral-Small-Instruct-2409"):
+        with pytest.raises(UnknownName, match="tinyllama"):
+            shapes.by_name(name)
 
 
 def test_a_plain_step_is_memory_bound_and_a_large_one_compute_bound() -> None:
@@ -200,6 +265,13 @@ def test_measurement_finds_ceilings_from_times() -> None:
     assert found.flops_per_second == pytest.approx(5e12)
 
 
+def test_a_machine_is_measured_without_the_first_touch_of_its_memory() -> None:
+    """Any machine that runs these tests copies between 100 MB/s and 100 TB/s."""
+    found = hardware.measure()
+    assert 1e8 < found.bytes_per_second < 1e14
+    assert 1e8 < found.flops_per_second < 1e17
+
+
 def test_a_fit_recovers_the_calibration_that_made_the_steps() -> None:
     truth = Calibration(0.71, 0.7, layer_overhead_seconds=9e-5, token_overhead_seconds=4e-7)
     forward = Forward(LLAMA, H100, calibration=truth)
@@ -211,7 +283,52 @@ def test_a_fit_recovers_the_calibration_that_made_the_steps() -> None:
     found = fit(Forward(LLAMA, H100), steps)
     assert found.bandwidth_efficiency == pytest.approx(0.71, abs=0.011)
     assert found.layer_overhead_seconds == pytest.approx(9e-5, rel=0.05)
-    assert found.token_overhead_seconds == pytest.approx(4e-7, rel=0.1)
+    assert found.token_overhead_seconds == found.request_overhead_seconds
+    assert 2 * found.token_overhead_seconds == pytest.approx(4e-7, rel=0.1)
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+def test_steps_of_one_batch_size_say_nothing_of_what_a_request_adds(batch: int) -> None:
+    """What they leave over belongs to layers: verification at another size is priced alike."""
+    truth = Calibration(0.7, 0.7, layer_overhead_seconds=9e-5)
+    forward = Forward(LLAMA, H100, calibration=truth)
+    steps = [
+        PlainStep(batch, context, float(forward.seconds(batch, batch * context, batch)))
+        for context in (512, 4096, 16384, 32768)
+    ]
+    found = fit(Forward(LLAMA, H100), steps)
+    assert found.token_overhead_seconds == truth.token_overhead_seconds
+    assert found.layer_overhead_seconds == pytest.approx(9e-5, rel=0.05)
+    fitted = Forward(LLAMA, H100, calibration=found)
+    for tokens in (1, 5 * batch, 256):
+        there = float(forward.seconds(tokens, 4096 * batch, batch))
+        assert float(fitted.seconds(tokens, 4096 * batch, batch)) == pytest.approx(there, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("0,2,3", "line 3: batch_size is '0'"),
+        ("1,2.5,3", "line 3: context_tokens is '2.5'"),
+        ("1,,3", "line 3: context_tokens is ''"),
+        ("1,2", "line 3: ms is None"),
+        ("1,2,inf", "line 3: ms is 'inf'"),
+        ("1,2,-3", "line 3: ms is '-3'"),
+        ("one,2,3", "line 3: batch_size is 'one'"),
+    ],
+)
+def test_a_row_that_is_no_step_is_named(tmp_path: Path, row: str, message: str) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(f"batch_size,context_tokens,ms\n1,2,3\n{row}\n")
+    with pytest.raises(ConfigError, match=message):
+        read_plain_steps(path)
+
+
+def test_what_spreadsheets_write_is_read(tmp_path: Path) -> None:
+    """A mark of the byte order, whole numbers with a point, cells beyond the last column."""
+    path = tmp_path / "steps.csv"
+    path.write_text("\ufeffbatch_size,context_tokens,ms\n4.0,128.0,3.5,\n4,128,3.5\n", "utf-8")
+    assert read_plain_steps(path) == [PlainStep(4, 128, pytest.approx(3.5e-3))]
 
 
 def test_a_file_without_times_is_refused(tmp_path: Path) -> None:

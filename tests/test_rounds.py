@@ -14,6 +14,7 @@ from sdcontrol.engine.chained_forwards import ChainedForwards
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters import rounds
 from sdcontrol.engine.drafters.base import Draft, DraftTask
+from sdcontrol.engine.drafters.pages import PageScorer
 from sdcontrol.engine.drafters.sparse_kv import SparseKVDrafter
 from sdcontrol.engine.generation import decoding_of, prepare_config
 from sdcontrol.engine.loop import Engine
@@ -200,6 +201,34 @@ def test_page_tables_are_filled_once_for_all_rounds_of_a_draft(patch: pytest.Mon
         assert engine.stats.graphs.eager.keys() == {"prefill or catch-up"}
     assert len(fills) > 10
     assert set(fills) == {1}
+
+
+@pytest.mark.parametrize("with_graphs", [True, False])
+def test_steps_may_be_taken_inside_and_outside_of_inference_mode(
+    patch: pytest.MonkeyPatch, with_graphs: bool
+) -> None:
+    """Whatever was made inside, an engine's own tensors are written to outside."""
+    drafters = [*SPARSE, draft_model()]
+    _, text, _ = observed(drafters, [GREEDY], refines=True)
+    if with_graphs:
+        use_fake_graphs(patch)
+    with torch.inference_mode():
+        engine = Engine(target(), drafters=drafters, planner=Ragged(refines=True), config=CONFIG)
+        for index, prompt in enumerate(PROMPTS):
+            engine.submit(prompt, max_new_tokens=18 + index, seed=index, **GREEDY)  # type: ignore[arg-type]
+        live = list(engine.requests.values())
+        for _ in range(4):
+            engine.step()
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            engine.step()
+    engine.run()
+    assert [request.output for request in live] == text
+    assert engine.stats.faults == []
+    scorer = engine._host.scorer
+    engine.close()
+    assert isinstance(scorer, PageScorer)
+    assert (scorer._queries, scorer._bounds) == (None, None)
 
 
 @pytest.mark.parametrize("vocab", [VOCAB - 3, VOCAB + 6])

@@ -9,10 +9,13 @@ from dataclasses import asdict, dataclass
 
 from sdcontrol import __version__
 from sdcontrol.estimators.advice import Advice, DrafterSpec, Option, Situation
+from sdcontrol.estimators.calibration import LEAST_EFFICIENCY, MOST_EFFICIENCY
 from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.estimators.roofline import Forward, Part, Profile
 
 __all__ = ["Report", "report_lines", "report_record"]
+
+_DOUBTFUL_ERROR = 0.1  # median, of measured steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +206,22 @@ def _head(report: Report) -> Iterator[str]:
             f"calibrated on {report.calibrated_on}: {len(report.fit_errors)} measured steps, "
             f"median error {100 * _median_error(report):.1f} %"
         )
+        yield from _doubts(report)
     if not report.fits_in_memory:
         yield (
             f"beware: weights and KV cache take {_scaled(report.needed_bytes)}B per device, "
             f"of {_scaled(target.hardware.memory_bytes)}B"
         )
+
+
+def _doubts(report: Report) -> Iterator[str]:
+    """Why a calibration may be none."""
+    efficiency = report.target.calibration.bandwidth_efficiency
+    others = "model, hardware or devices may be others, or the steps too"
+    if _median_error(report) > _DOUBTFUL_ERROR:
+        yield f"beware: that is much; {others} few"
+    elif efficiency in (LEAST_EFFICIENCY, MOST_EFFICIENCY):
+        yield f"beware: they ask for a bandwidth efficiency beyond {efficiency:g}; {others} alike"
 
 
 def _forwards(report: Report) -> Iterator[str]:

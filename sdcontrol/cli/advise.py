@@ -110,6 +110,11 @@ def _check(options: argparse.Namespace) -> None:
             _check_positive(name, value)
             if options.draft_model is None:
                 raise ConfigError(f"{_option(name)} is {value}, but there is no --draft-model")
+    if (options.draft_tensor_parallel or 0) > options.tensor_parallel:
+        raise ConfigError(
+            f"--draft-tensor-parallel is {options.draft_tensor_parallel}, of "
+            f"{options.tensor_parallel} devices; give --tensor-parallel too"
+        )
 
 
 def _check_positive(name: str, value: int) -> None:

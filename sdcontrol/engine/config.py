@@ -140,8 +140,11 @@ def _listed(sizes: Mapping[str, int]) -> str:
 
 
 def free_bytes_of(device: torch.device) -> int:
-    """Bytes that a cache could take on `device` now; on CUDA, torch's own unused ones included."""
+    """Bytes that a cache could take on `device` now.
+
+    On CUDA, what torch keeps unused is given back first; what it keeps for graphs stays theirs.
+    """
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -16,7 +16,7 @@ from sdcontrol.engine.drafters.base import (
     DraftTask,
     KeepDrafting,
 )
-from sdcontrol.engine.drafters.vetting import check_draft, check_offer
+from sdcontrol.engine.drafters.vetting import check_distributions, check_draft, check_offer
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError, DrafterFault
 from sdcontrol.logs import EventLog
@@ -193,6 +193,8 @@ class Drafting:
             raise DrafterFault(f"{len(drafts)} drafts for {len(tasks)} tasks; return one per task")
         for task, draft in zip(tasks, drafts, strict=True):
             check_draft(draft, task, vocab_size=self._vocab_size, allow_trees=self._allow_trees)
+        laws = (draft.distribution for draft in drafts)
+        check_distributions([law for law in laws if law is not None])
         return drafts
 
     def _tell_all(self, request: Request, tell: Callable[[Drafter], None]) -> None:

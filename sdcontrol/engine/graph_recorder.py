@@ -34,10 +34,16 @@ class GraphRecorder(Protocol):
 
 
 class CudaRecorder:
-    """torch's CUDA graphs; all of one recorder share their memory, so they never run at once."""
+    """torch's CUDA graphs; all of one recorder share their memory, so they never run at once.
 
-    def __init__(self, device: torch.device) -> None:
+    `room_bytes` are taken with the first: memory that a pool was once given it keeps, and graphs
+    that are recorded smallest first would each take a little more, and leave the less unused.
+    """
+
+    def __init__(self, device: torch.device, room_bytes: int = 0) -> None:
         self._device = device
+        self._room_bytes = room_bytes
+        self._has_room = False
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -49,17 +55,27 @@ class CudaRecorder:
             graph = torch.cuda.CUDAGraph()
             # Other threads may use the device meanwhile, hence "thread_local".
             mode = "thread_local"
+            room = self._room_to_take()
             with (
+                _own_workspaces(),
                 self._undone_on_failure(current),
                 torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode=mode),
             ):
+                torch.empty(room, dtype=torch.uint8, device=self._device)  # and given to the work
                 work()
+            self._has_room = True
         return graph.replay
 
     def reserved_bytes(self) -> int:
         """What torch's allocator holds for somebody; what nobody uses every capture gives back."""
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
+
+    def _room_to_take(self) -> int:
+        if self._has_room or not self._room_bytes:
+            return 0
+        free = torch.cuda.mem_get_info(self._device)[0]
+        return self._room_bytes if self._room_bytes < free else 0
 
     @contextmanager
     def _undone_on_failure(self, current: torch.cuda.Stream) -> Iterator[None]:
@@ -79,6 +95,7 @@ class CudaRecorder:
             torch._C._cuda_endAllocateToPool(index, self._pool)
             torch._C._cuda_releasePool(index, self._pool)  # else nobody would
         self._pool = torch.cuda.graph_pool_handle()
+        self._has_room = False
 
 
 def recording_errors() -> tuple[type[Exception], ...]:
@@ -92,12 +109,22 @@ def recording_errors() -> tuple[type[Exception], ...]:
 
 @cache
 def _side_stream(current: torch.cuda.Stream) -> torch.cuda.Stream:
-    """Where graphs that are replayed on `current` are recorded.
-
-    No more than one, since cuBLAS keeps a workspace for every stream for good; not one for all
-    streams, since graphs that were recorded on one share its workspace, and must not overlap.
-    """
+    """Where graphs that are replayed on `current` are recorded."""
     return torch.cuda.Stream(current.device)
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Let cuBLAS take its workspace anew inside, from the graph's own memory, which lives as long.
+
+    One that it has already belongs to nobody but torch's list, which others may clear (as
+    `torch.compile` does around its own graphs), and a graph would go on writing there.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _warm_up(work: Callable[[], None], current: torch.cuda.Stream, side: torch.cuda.Stream) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "attach_graphs",
     "graph_bytes",
     "largest_forward_bytes",
+    "pool_bytes",
 ]
 
 log = EventLog(__name__)
@@ -181,14 +182,20 @@ def graph_bytes(runner: ModelRunner, config: EngineConfig) -> int:
 
 
 def largest_forward_bytes(runner: ModelRunner, tokens: int) -> int:
-    """What a graph of so many tokens computes: logits, here and where all graphs leave them, and
-    what a layer has at once, taken as four rows of its own and of its MLP's width.
+    """What a graph of so many tokens computes, and logits once more where all graphs leave them."""
+    logits = tokens * runner.vocab_size * runner.model.dtype.itemsize
+    return pool_bytes(runner, tokens) + logits
+
+
+def pool_bytes(runner: ModelRunner, tokens: int) -> int:
+    """Logits of so many tokens, and what a layer has at once: taken as four rows of its own and of
+    its MLP's width.
     """
     config = runner.model.config.get_text_config()
     hidden: int = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * hidden  # a list: by layer
     widest = inner if isinstance(inner, int) else max(inner)
-    row = 2 * runner.vocab_size + 4 * (hidden + widest)
+    row = runner.vocab_size + 4 * (hidden + widest)
     return tokens * row * runner.model.dtype.itemsize
 
 
@@ -202,8 +209,9 @@ def parts_of(runner: ModelRunner, config: EngineConfig) -> GraphParts | None:
     from sdcontrol.engine.kernels.bucket_attention import TritonBucketAttention, query_tile
 
     layers, device = tuple(dict.fromkeys(runner.layers)), runner.device
+    room = pool_bytes(runner, config.most_decoding_tokens)
     return GraphParts(
-        CudaRecorder(device),
+        CudaRecorder(device, room),
         cache(lambda longest: query_tile(layers, longest, device)),
         lambda bucket: TritonBucketAttention(
             bucket, layers, block_size=config.block_size, device=device

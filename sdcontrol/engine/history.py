@@ -6,7 +6,7 @@ Knows observations only. A change of choice is an event; steps between two chang
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from sdcontrol.core import Choice, Observation
+from sdcontrol.core import Choice, Observation, RequestView
 
 __all__ = ["ChoiceChange", "RequestHistory", "RequestLog"]
 
@@ -22,6 +22,7 @@ class ChoiceChange:
     generated_tokens: int
     choice: Choice
     reason: str  # of the plan that made it
+    known: str = ""  # of this request, by which it may have got another choice than others
 
 
 @dataclass(slots=True)
@@ -53,8 +54,10 @@ class RequestHistory:
         for arm, proposed in self.proposed.items():
             lines.append(f"  {arm}: {self.accepted[arm]} of {proposed} draft tokens accepted")
         for change in self.changes:
-            why = f": {change.reason}" if change.reason else ""
-            lines.append(f"  from token {change.generated_tokens} on {_name(change.choice)}{why}")
+            why = ": " + "; ".join(filter(None, (change.reason, change.known)))
+            lines.append(
+                f"  from token {change.generated_tokens} on {_name(change.choice)}{why.rstrip(': ')}"
+            )
         return lines
 
     def _add(self, row: int, observation: Observation) -> None:
@@ -74,10 +77,29 @@ class RequestHistory:
             latest = self.changes[-1].choice
             self.chosen[latest] = self.chosen.get(latest, 0) + self._same
         self._same = 0
-        generated = observation.view.requests[row].generated_tokens
+        view = observation.view.requests[row]
         step, reason = observation.view.step, observation.plan.reason
-        self.changes.append(ChoiceChange(step, generated, choice, reason))
+        known = self._known(view, choice)
+        self.changes.append(ChoiceChange(step, view.generated_tokens, choice, reason, known))
         del self.changes[:-_MOST_CHANGES]
+
+    def _known(self, view: RequestView, choice: Choice) -> str:
+        """What hints and earlier drafts of this request said when the choice was made."""
+        if not view.drafters:
+            return "it may use no drafter now"
+        facts: list[str] = []
+        for arm in view.drafters if choice.drafter is None else (choice.drafter,):
+            own: list[str] = []
+            hint = view.hints.get(arm)
+            if hint is not None and hint.max_draft_tokens == 0:
+                own.append("no match")
+            elif hint is not None and hint.match_tokens is not None:
+                own.append(f"match of {hint.match_tokens} tokens")
+            if self.proposed.get(arm):
+                own.append(f"{self.accepted[arm]} of {self.proposed[arm]} accepted so far")
+            if own:
+                facts.append(f"{arm} {', '.join(own)}")
+        return "; ".join(facts)
 
 
 class RequestLog:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -115,7 +116,8 @@ class Engine(EngineParts):
         """
         self._check_open()
         self._ended = []
-        with device_scope(self.runner.device):
+        # Whoever steps in inference mode and goes on outside finds tensors that may be written.
+        with device_scope(self.runner.device), torch.inference_mode(False), torch.no_grad():
             if self._overlaps:
                 return self._step_ahead()
             observation = self._land(self._launch(self.stats.steps))

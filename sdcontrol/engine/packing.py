@@ -161,12 +161,13 @@ def pack(
         first_row[index] = len(kept)
         kept.extend(range(len(tokens) - segment.num_logits, len(tokens)))
     groups = _groups(segments, clusters, block_size, device)
-    flat = torch.tensor([tokens, positions, slots], dtype=torch.int64).to(device)
+    count = len(tokens)
+    flat = upload(np.array([*tokens, *positions, *slots, *kept], dtype=np.int64), device)
     return PackedBatch(
-        input_ids=flat[:1],
-        positions=flat[1:2],
-        slots=flat[2],
-        logit_rows=torch.tensor(kept, dtype=torch.int64).to(device),
+        input_ids=flat[:count].view(1, count),
+        positions=flat[count : 2 * count].view(1, count),
+        slots=flat[2 * count : 3 * count],
+        logit_rows=flat[3 * count :],
         first_row=first_row,
         groups=groups,
         order=order,
@@ -242,7 +243,7 @@ def _group(
         first_token=first_token,
         num_tokens=sum(lengths),
         lengths=lengths,
-        limits=torch.from_numpy(limits).to(device),
+        limits=upload(limits, device),
         starts=starts,
         num_keys=max(_num_keys(segment) for segment in members),
         trees=[segment.parents for segment in members],
@@ -269,7 +270,8 @@ def _first_slots(members: Sequence[Segment], block_size: int) -> list[int] | Non
     for segment in members:
         blocks = segment.table.blocks
         count = -(-_num_keys(segment) // block_size)
-        if blocks.ndim > 1 or not (blocks[1:count] == blocks[0] + _STEPS[1:count]).all():
+        steps = _STEPS if count <= len(_STEPS) else np.arange(count)
+        if blocks.ndim > 1 or not (blocks[1:count] == blocks[0] + steps[1:count]).all():
             return None
         slots.append(int(blocks[0]) * block_size)
     return slots

@@ -7,12 +7,14 @@ normalised. Knows nothing of policies, caches or time.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sdcontrol.engine.coupled import CoupledVerifier
 from sdcontrol.engine.gumbel_max import gumbel_argmax
 from sdcontrol.engine.noise import ACCEPT, RESIDUAL, TARGET, uniform
+from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import check_sample, process_rows
 from sdcontrol.engine.walk import Verdict, VerifyTask, Walk, take_rows
 from sdcontrol.errors import ConfigError
@@ -106,9 +108,11 @@ def _read_drafter_probabilities(walks: Sequence[_SampledWalk]) -> None:
             known.append((walk, walk.draft.distribution))
     if not known:
         return
+    tokens = np.array([token for walk, _ in known for token in walk.draft.tokens], dtype=np.int64)
+    parts = upload(tokens, known[0][1].device).split([len(walk.q) for walk, _ in known])
     drafted = [
-        law.gather(1, torch.tensor(walk.draft.tokens, device=law.device)[:, None])[:, 0]
-        for walk, law in known
+        law.gather(1, own.to(law.device)[:, None])[:, 0]
+        for (_, law), own in zip(known, parts, strict=True)
     ]
     values = iter(torch.cat(drafted).tolist())
     for walk, _ in known:
@@ -121,7 +125,7 @@ def _read_target_probabilities(logits: Tensor, walks: Sequence[_SampledWalk]) ->
     rows = [row for _, _, row in open_rows]
     scores = process_rows(take_rows(logits, [index for _, index, _ in open_rows]), rows)
     tokens = [walk.drafted_after(index) for walk, index, _ in open_rows]
-    drafted = torch.tensor(tokens, device=scores.device)[:, None]
+    drafted = upload(np.array(tokens, dtype=np.int64), scores.device)[:, None]
     p = scores.softmax(dim=-1).gather(1, drafted)[:, 0].tolist()
     for number, (walk, index, _) in enumerate(open_rows):
         walk.p[index] = p[number]

@@ -41,6 +41,7 @@ class Calibration:
     layer_overhead_seconds: float = 2e-5  # launches and gaps, per layer of a forward
     token_overhead_seconds: float = 2e-7  # per token and layer: small kernels that no part counts
     step_overhead_seconds: float = 0.0  # beside the forwards
+    request_overhead_seconds: float = 0.0  # per request and layer, however many tokens it has
 
     def __post_init__(self) -> None:
         for name in ("bandwidth_efficiency", "compute_efficiency"):
@@ -136,7 +137,7 @@ class Forward:
         return Profile(
             parts,
             self.hardware.ridge_flops_per_byte,
-            float(self._overhead_seconds(np.asarray(num_tokens, float))),
+            float(self._overhead_seconds(np.asarray(num_tokens, float), num_requests)),
             float(self._all_reduce_seconds(np.asarray(num_tokens, float))),
         )
 
@@ -152,7 +153,7 @@ class Forward:
         """
         tokens, kv = np.asarray(num_tokens, dtype=float), np.asarray(kv_tokens, dtype=float)
         works = self._works(tokens, kv, num_requests)
-        total = self._overhead_seconds(tokens) + self._all_reduce_seconds(tokens)
+        total = self._overhead_seconds(tokens, num_requests) + self._all_reduce_seconds(tokens)
         for flops, moved in works.values():
             total = total + self._part_seconds(flops, moved)
         return np.asarray(total)
@@ -209,9 +210,10 @@ class Forward:
         ratio = np.minimum(computing, moving) / np.maximum(longer, 1e-30)
         return np.asarray(longer * (1.0 + ratio**_ROUNDNESS) ** (1.0 / _ROUNDNESS))
 
-    def _overhead_seconds(self, tokens: FloatArray) -> FloatArray:
+    def _overhead_seconds(self, tokens: FloatArray, requests: FloatArray | float) -> FloatArray:
         fit = self.calibration
         per_layer = fit.layer_overhead_seconds + fit.token_overhead_seconds * tokens
+        per_layer = per_layer + fit.request_overhead_seconds * np.asarray(requests, dtype=float)
         return np.asarray(self.shape.num_layers * per_layer)
 
     def _all_reduce_seconds(self, tokens: FloatArray) -> FloatArray:

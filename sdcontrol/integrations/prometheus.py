@@ -19,6 +19,7 @@ from typing import cast
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.cost import Prediction
+from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.roofline import Forward
 
 try:
@@ -41,7 +42,8 @@ __all__ = ["PrometheusExporter"]
 class PrometheusExporter:
     """Counts observations into metrics of a registry.
 
-    `target`, where the model and the machine are known, adds the arithmetic intensity of every step.
+    `target`, the model on its machine, adds the arithmetic intensity of steps; a wrapped controller that
+    knows both, as on a GPU of the hardware table, says so of its own.
     Two exporters of one registry need different namespaces: the registry refuses names that it has.
     """
 
@@ -52,7 +54,7 @@ class PrometheusExporter:
         namespace: str = "sdcontrol",
         target: Forward | None = None,
     ) -> None:
-        self._target = target
+        self._registry, self._namespace = registry, namespace
         self._decoding = DecodingMetrics(registry, namespace)
         self._time = TimeMetrics(registry, namespace)
         self._faults = FaultMetrics(registry, namespace)
@@ -77,6 +79,10 @@ class PrometheusExporter:
         """Export what a controller says of itself; other planners say nothing."""
         self._faults.observe_planner(planner)
         self._time.observe_cost(getattr(planner, "cost", None))
+        machine = getattr(planner, "machine", None)
+        if self._intensity is None and isinstance(machine, KnownMachine):
+            target = Forward(machine.target, machine.hardware)
+            self._intensity = IntensityMetrics(self._registry, self._namespace, target)
 
 
 class _Counted:

@@ -87,6 +87,7 @@ def _request_record(history: RequestHistory) -> dict[str, object]:
                 "drafter": change.choice.drafter or "off",
                 "num_draft_tokens": change.choice.num_draft_tokens,
                 "reason": change.reason,
+                "known": change.known,
             }
             for change in history.changes
         ],

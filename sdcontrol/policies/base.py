@@ -35,6 +35,9 @@ class Policy(ABC):
     It is not asked then about drafts of which a hint had said all before, as of n-gram drafts.
     """
 
+    refines_between_rounds: ClassVar[bool] = True
+    """Whether `refine` may have something to say before all is drafted; asking takes time."""
+
     @abstractmethod
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """One choice per request of the view, within the limits of `Plan.check`."""

@@ -4,6 +4,7 @@ Knows the cost and nothing else: no acceptance is learnt, nothing is tuned, the 
 sensible as the last. Beyond the ridge there is no idle compute and nobody drafts.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -95,7 +96,9 @@ class Roofline(Policy):
         for arm in request.drafters:
             hint = request.hints.get(arm)
             known = None if hint is None else hint.confidence
-            rate = self.assumed_acceptance if known is None else min(max(known, 0.0), 0.99)
+            if known is None or math.isnan(known):
+                known = self.assumed_acceptance
+            rate = min(max(known, 0.0), 0.99)
             bound = (
                 share if hint is None or hint.max_draft_tokens is None else hint.max_draft_tokens
             )

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask
-from sdcontrol.engine.drafters.vetting import check_draft, check_offer
+from sdcontrol.engine.drafters.vetting import check_distributions, check_draft, check_offer
 from sdcontrol.errors import DrafterFault
 
 __all__ = ["CHECKS", "MakeDrafter", "check_drafter"]
@@ -117,6 +117,8 @@ def check_drafts_are_possible(make: MakeDrafter, vocab_size: int) -> None:
             for draft in _propose(drafter, texts, most):
                 task = DraftTask(texts[0], drafter.name, most)
                 check_draft(draft, task, vocab_size=vocab_size, allow_trees=True)
+                if draft.distribution is not None:
+                    check_distributions([draft.distribution])
 
 
 def check_hints_are_honest(make: MakeDrafter, vocab_size: int) -> None:

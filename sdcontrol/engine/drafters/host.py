@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
+
 from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.batch import Moves, Piece
 from sdcontrol.engine.config import EngineConfig, Memory, cache_blocks
@@ -48,6 +50,10 @@ class Scorer(Protocol):
 
     def forget(self, request_id: str) -> None:
         """The request ended or lost its cache."""
+        ...
+
+    def release(self) -> None:
+        """The cache is gone."""
         ...
 
 
@@ -118,7 +124,8 @@ class DraftHost:
             fixed_bytes=dict(memory.fixed),
         )
         for runner in (self.target, *self.runners.values()):
-            runner.allocate(self.pool.num_blocks, config.block_size)
+            with torch.inference_mode(False):
+                runner.allocate(self.pool.num_blocks, config.block_size)
             attach_graphs(runner, config, self.graph_stats)
         return self.pool
 
@@ -143,9 +150,11 @@ class DraftHost:
             self.scorer.forget(request_id)
 
     def release(self) -> None:
-        """Drop every cache."""
+        """Drop every cache, and what drafters know of them."""
         for runner in (self.target, *self.runners.values()):
             runner.release()
+        if self.scorer is not None:
+            self.scorer.release()
 
 
 class ModelDrafter(Drafter):

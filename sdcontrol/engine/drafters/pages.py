@@ -105,6 +105,10 @@ class PageScorer:
             self._free_rows.append(row)
         self._chosen.pop(request_id, None)
 
+    def release(self) -> None:
+        """The cache is gone."""
+        self._queries = self._bounds = None
+
     def choose(self, wanted: Sequence[WantedPages]) -> list[IntArray]:
         """The best blocks of each, `[layers, kv_heads, count]`: one copy to the host for all.
 
@@ -197,8 +201,8 @@ class _Sink:
             sources.extend(range(offset + count - kept, offset + count))
             targets.extend(self._targets[index][count - kept :])
             offset += count
-        self._from = torch.tensor(sources, dtype=torch.int64, device=self._store.device)
-        self._to = torch.tensor(targets, dtype=torch.int64, device=self._store.device)
+        places = upload(np.array([sources, targets], dtype=np.int64), self._store.device)
+        self._from, self._to = places[0], places[1]
 
     def slots(self, num_tokens: int) -> list[int]:
         """See `QuerySink`; the last slot of the store is for padding."""

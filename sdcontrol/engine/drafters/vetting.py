@@ -3,6 +3,8 @@
 Knows drafts, hints and tasks; nothing of what becomes of a drafter that fails.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from sdcontrol.core import Hint, family_of
 from sdcontrol.engine.drafters.base import ROOT, Draft, Drafter, DraftTask
 from sdcontrol.errors import DrafterFault
 
-__all__ = ["check_draft", "check_offer"]
+__all__ = ["check_distributions", "check_draft", "check_offer"]
 
 _LAW_TOLERANCE = 1e-2  # of the sum of a row: a distribution may be in bfloat16
 
@@ -31,7 +33,10 @@ def check_offer(drafter: Drafter, arm: str, hint: Hint | None) -> None:
 
 
 def check_draft(draft: Draft, task: DraftTask, *, vocab_size: int, allow_trees: bool) -> None:
-    """Raise `DrafterFault` unless `draft` is a possible answer to `task`."""
+    """Raise `DrafterFault` unless `draft` is a possible answer to `task`.
+
+    What its distribution says is left to `check_distributions`.
+    """
     nodes = len(draft.tokens)
     if nodes > task.num_draft_tokens:
         raise DrafterFault(f"{nodes} draft tokens where {task.num_draft_tokens} were asked for")
@@ -50,13 +55,17 @@ def check_draft(draft: Draft, task: DraftTask, *, vocab_size: int, allow_trees: 
         raise DrafterFault("two siblings draft the same token")
     if not allow_trees and not draft.is_chain:
         raise DrafterFault("this verification takes chains only, and the draft is a tree")
-    if draft.distribution is not None:
-        _check_distribution(draft.distribution, nodes, vocab_size)
-
-
-def _check_distribution(law: Tensor, nodes: int, vocab_size: int) -> None:
-    if law.shape != (nodes, vocab_size):
+    law = draft.distribution
+    if law is not None and law.shape != (nodes, vocab_size):
         raise DrafterFault(f"distribution of shape {tuple(law.shape)}, not {(nodes, vocab_size)}")
-    off_by = (law.sum(dim=-1, dtype=torch.float32) - 1.0).abs()
-    if not bool(((law >= 0.0).all(dim=-1) & (off_by < _LAW_TOLERANCE)).all()):
+
+
+def check_distributions(laws: Sequence[Tensor]) -> None:
+    """Raise `DrafterFault` unless every row is a law; the host waits for the device once."""
+    if laws and not bool(torch.stack([_are_laws(law) for law in laws]).all()):
         raise DrafterFault("a row of the distribution is negative, NaN, or does not sum to 1")
+
+
+def _are_laws(rows: Tensor) -> Tensor:
+    off_by = (rows.sum(dim=-1, dtype=torch.float32) - 1.0).abs()
+    return ((rows >= 0.0).all(dim=-1) & (off_by < _LAW_TOLERANCE)).all()

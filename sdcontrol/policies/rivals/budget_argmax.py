@@ -42,6 +42,8 @@ class BudgetArgmax(OneDrafter):
     fitted online, by one Newton step per observation with a forgetting information matrix.
     """
 
+    refines_between_rounds = False
+
     def __init__(
         self, drafter: str | None, num_draft_tokens: int, context_tokens: int, num_requests: int
     ) -> None:

@@ -1,0 +1,77 @@
+"""What a policy did wrong, and when it has done too much of it.
+
+Faults are noted as they happen, handed to whoever closes the observation, and count when that is
+observed: so a replay of the observations comes to the same end. Knows nothing of plans or engines.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from sdcontrol.core import BatchView, Observation
+from sdcontrol.logs import EventLog
+
+__all__ = ["PLAN_FAULTS", "PolicyFaults"]
+
+_log = EventLog(__name__)
+
+PLAN_FAULTS = ("plan_raised", "plan_stalled", "plan_impossible")
+_REFINE_FAULTS = ("refine_raised", "refine_stalled", "refine_impossible")
+_FAULTS = (*PLAN_FAULTS, *_REFINE_FAULTS, "update_raised", "update_stalled")
+_MOST_FAULTS = 3  # within `_FAULT_STEPS`, before a policy is replaced
+_FAULT_STEPS = 200
+
+
+class PolicyFaults:
+    """The faults of one policy. Without a clock, as in a replay, nothing is measured again."""
+
+    def __init__(self, policy_name: str, clock: Callable[[], float] | None) -> None:
+        self.counts: Counter[str] = Counter()  # by kind, as observed
+        self.is_quarantined = False
+        self._name = policy_name
+        self._clock = clock
+        self._pending: list[str] = []
+        self._steps: list[int] = []  # of the latest
+
+    def now(self) -> float:
+        """Seconds by the clock."""
+        return self._clock() if self._clock is not None else 0.0
+
+    def stalled(self, view: BatchView, kind: str, started: float, most_seconds: float) -> bool:
+        """Whether more than `most_seconds` have passed, which is noted."""
+        seconds = self.now() - started
+        if not seconds > most_seconds:
+            return False
+        self.note(view, kind, TimeoutError(f"{seconds:.3f} s of {most_seconds} s"))
+        return True
+
+    def note(self, view: BatchView, kind: str, error: Exception) -> None:
+        """A fault happened in the step of `view`."""
+        self._pending.append(f"{kind}: {type(error).__name__}: {error}")
+        _log.warning(
+            "policy_faulted", policy=self._name, fault=kind, error=str(error), step=view.step
+        )
+
+    def take(self) -> tuple[str, ...]:
+        """Those noted since the last call."""
+        faults, self._pending = tuple(self._pending), []
+        return faults
+
+    def observe(self, observation: Observation) -> None:
+        """Count what the observation says of the policy, and what nobody collected."""
+        if not (observation.faults or self._pending):
+            return
+        collected = set(observation.faults)
+        lost = [fault for fault in self.take() if fault not in collected]
+        ours = [fault for fault in (*observation.faults, *lost) if fault.startswith(_FAULTS)]
+        step = observation.view.step
+        self.counts.update(fault.partition(":")[0] for fault in ours)
+        self._steps = [s for s in self._steps if s > step - _FAULT_STEPS] + [step] * len(ours)
+        if len(self._steps) >= _MOST_FAULTS and not self.is_quarantined:
+            self.is_quarantined = True
+            _log.warning("policy_quarantined", policy=self._name, step=step)
+
+    def forgive(self) -> None:
+        """Trust the policy again; the counts stay."""
+        self.is_quarantined = False
+        self._steps.clear()
+        self._pending.clear()
