@@ -154,6 +154,18 @@ def test_what_is_taken_once_counts_against_tokens_that_are_asked_for() -> None:
     )
 
 
+def test_a_step_finds_room_beside_the_cache() -> None:
+    """However much of the memory the cache may take, and where its size is asked for."""
+    memory = Memory({"target": 131072}, {"CUDA graphs": 10**8}, step_bytes=10**9)
+    needed = 10_000 * 131072 + 10**8 + 10**9
+    config = EngineConfig(kv_tokens=10_000)
+    assert cache_blocks(config, memory, CUDA, lambda device: needed) == 626
+    with pytest.raises(ConfigError, match="in a step 1000000000; .* 10000 tokens are asked for"):
+        cache_blocks(config, memory, CUDA, lambda device: needed - 1)
+    most = EngineConfig(memory_fraction=0.95)
+    assert cache_blocks(most, memory, CUDA, lambda device: needed) == 626
+
+
 def test_an_engine_counts_the_draft_models_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_settings, "free_bytes_of", lambda device: 1 << 20)
     model = tiny_model()

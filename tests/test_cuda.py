@@ -189,7 +189,36 @@ def test_an_error_that_is_not_the_devices_leaves_it_as_it_was() -> None:
     assert values[0].item() == 3.0**3  # two warm-ups, and the replay
 
 
-def test_recorders_share_the_workspaces_of_libraries() -> None:
+def test_a_graph_goes_on_where_somebody_clears_the_workspaces_of_libraries() -> None:
+    """As `torch.compile` does around its own graphs: what was freed is somebody else's then."""
+    left = torch.randn(8, 14336, device=CUDA, dtype=torch.bfloat16)
+    right = torch.randn(14336, 4096, device=CUDA, dtype=torch.bfloat16)  # cut along the 14336
+    product = left.new_empty(8, 4096)
+    replay = CudaRecorder(CUDA).capture(lambda: torch.mm(left, right, out=product))  # type: ignore[arg-type]
+    replay()
+    expected = product.clone()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 24,), 7.0, device=CUDA) for _ in range(16)]
+    product.zero_()
+    replay()
+    torch.cuda.synchronize()
+    assert torch.equal(product, expected)
+    assert all(bool((other == 7.0).all()) for other in others)
+
+
+def test_room_for_all_graphs_is_taken_with_the_first() -> None:
+    values = torch.zeros(1 << 20, device=CUDA)
+    recorder = CudaRecorder(CUDA, room_bytes=1 << 28)
+    before = recorder.reserved_bytes()
+    recorder.capture(lambda: values.add_(values.new_ones(1 << 20)))  # type: ignore[arg-type]
+    taken = recorder.reserved_bytes() - before
+    assert (1 << 28) <= taken < (1 << 28) + (1 << 26)
+    recorder.capture(lambda: values.add_(values.new_ones(1 << 25)[: 1 << 20]))  # type: ignore[arg-type]
+    assert recorder.reserved_bytes() - before == taken
+
+
+def test_recorders_keep_no_workspaces_of_libraries() -> None:
     left = torch.randn(512, 512, device=CUDA)
     product = torch.empty_like(left)
     first = CudaRecorder(CUDA).capture(lambda: torch.mm(left, left, out=product))  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ class Memory:
 
     per_token: Mapping[str, int]  # of the pool
     fixed: Mapping[str, int] = field(default_factory=dict)  # however large the pool is
+    step_bytes: int = 0  # that the largest step computes with, and gives back
 
     @property
     def token_bytes(self) -> int:
@@ -102,11 +103,12 @@ def cache_blocks(
     if wanted is None or not is_lazy:
         free = (free_bytes or free_bytes_of)(device)
         if wanted is None:
-            share = int(free * config.memory_fraction) - memory.fixed_bytes
+            share = min(int(free * config.memory_fraction), free - memory.step_bytes)
+            share -= memory.fixed_bytes
             wanted = max(share, 0) // memory.token_bytes
             wanted = min(wanted, _MOST_TOKENS_ON_CPU) if is_lazy else wanted
             _check_room(config, memory, free, wanted)
-        elif wanted * memory.token_bytes + memory.fixed_bytes > free:
+        elif wanted * memory.token_bytes + memory.fixed_bytes + memory.step_bytes > free:
             asked = f"{wanted} tokens are asked for"
             raise ConfigError(_refusal(memory, free, asked, "lower kv_tokens"))
     if wanted < config.block_size:
@@ -128,6 +130,7 @@ def _refusal(memory: Memory, free: int, asked: str, remedy: str) -> str:
     """What does not fit, with the numbers; what stands beside the target may be left out."""
     others = " and ".join(dict.fromkeys([*list(memory.per_token)[1:], *memory.fixed]))
     once = f"; once {_listed(memory.fixed)}" if memory.fixed else ""
+    once += f"; in a step {memory.step_bytes}" if memory.step_bytes else ""
     or_leave_out = f", or leave out {others}" if others else ""
     return (
         f"the KV cache does not fit: bytes per token {_listed(memory.per_token)}{once}; {free} "

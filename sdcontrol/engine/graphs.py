@@ -28,9 +28,9 @@ __all__ = [
     "GraphParts",
     "GraphedForwards",
     "attach_graphs",
+    "forward_bytes",
     "graph_bytes",
     "largest_forward_bytes",
-    "pool_bytes",
 ]
 
 log = EventLog(__name__)
@@ -184,19 +184,19 @@ def graph_bytes(runner: ModelRunner, config: EngineConfig) -> int:
 def largest_forward_bytes(runner: ModelRunner, tokens: int) -> int:
     """What a graph of so many tokens computes, and logits once more where all graphs leave them."""
     logits = tokens * runner.vocab_size * runner.model.dtype.itemsize
-    return pool_bytes(runner, tokens) + logits
+    return forward_bytes(runner, tokens, tokens) + logits
 
 
-def pool_bytes(runner: ModelRunner, tokens: int) -> int:
-    """Logits of so many tokens, and what a layer has at once: taken as four rows of its own and of
-    its MLP's width.
+def forward_bytes(runner: ModelRunner, tokens: int, rows: int) -> int:
+    """So many rows of logits, and what a layer has at once for so many tokens: taken as four rows of
+    its own and of its MLP's width.
     """
     config = runner.model.config.get_text_config()
     hidden: int = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * hidden  # a list: by layer
     widest = inner if isinstance(inner, int) else max(inner)
-    row = runner.vocab_size + 4 * (hidden + widest)
-    return tokens * row * runner.model.dtype.itemsize
+    elements = rows * runner.vocab_size + tokens * 4 * (hidden + widest)
+    return elements * runner.model.dtype.itemsize
 
 
 def parts_of(runner: ModelRunner, config: EngineConfig) -> GraphParts | None:
@@ -209,7 +209,8 @@ def parts_of(runner: ModelRunner, config: EngineConfig) -> GraphParts | None:
     from sdcontrol.engine.kernels.bucket_attention import TritonBucketAttention, query_tile
 
     layers, device = tuple(dict.fromkeys(runner.layers)), runner.device
-    room = pool_bytes(runner, config.most_decoding_tokens)
+    tokens = config.most_decoding_tokens
+    room = forward_bytes(runner, tokens, tokens)
     return GraphParts(
         CudaRecorder(device, room),
         cache(lambda longest: query_tile(layers, longest, device)),

@@ -14,7 +14,7 @@ from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.batch import Moves, Piece
 from sdcontrol.engine.config import EngineConfig, Memory, cache_blocks
 from sdcontrol.engine.drafters.base import Drafter
-from sdcontrol.engine.graphs import attach_graphs, graph_bytes
+from sdcontrol.engine.graphs import attach_graphs, forward_bytes, graph_bytes
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.stats import GraphStats
 from sdcontrol.logs import EventLog
@@ -83,7 +83,17 @@ class DraftHost:
             per_token[_SCORES] = self.scorer.bytes_per_token
             fixed[_SCORES] = self.scorer.fixed_bytes
         graphs = sum(graph_bytes(runner, self.config) for runner in runners.values())
-        return Memory(per_token, fixed | ({_GRAPHS: graphs} if graphs else {}))
+        return Memory(per_token, fixed | ({_GRAPHS: graphs} if graphs else {}), self._step_bytes)
+
+    @property
+    def _step_bytes(self) -> int:
+        """What a step of the target takes that also prefills; a CPU's memory can be swapped."""
+        config, most = self.config, self.config.most_decoding_tokens
+        if self.target.device.type == "cpu":
+            return 0
+        return forward_bytes(
+            self.target, config.max_prefill_tokens + most, config.max_batch_size + most
+        )
 
     @property
     def model_configs(self) -> dict[str, dict[str, object]]:
