@@ -52,6 +52,8 @@ class Slowed:
         self._share = share
         self.drafts = getattr(planner, "drafts", True)
         self.learns = getattr(planner, "learns", True)
+        self.refines_hinted = getattr(planner, "refines_hinted", True)
+        self.refines_between_rounds = getattr(planner, "refines_between_rounds", True)
 
     def plan(self, view: BatchView) -> Plan:
         """Its plan."""

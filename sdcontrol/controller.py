@@ -57,7 +57,7 @@ class Controller:
     policy. `cost` and `acceptance` default to the online estimators; a `cost` with an `update`
     method learns from observations too. A policy that raises, plans the impossible or takes longer
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
-    are off until `reset`. Its `refine` and `update` count as well; what they took too long for stands. `seed` is for policies that draw; `token_edges` are the sizes to which
+    are off until `reset`. So do `refine` and `update`; a late answer of `refine` is still used. `seed` is for policies that draw; `token_edges` are the sizes to which
     forwards are padded, for our own cost: an engine says its own. Where steps are so short that its own time
     would weigh, learning may wait for some thirty of them and a few requests may keep their choices.
     """
@@ -253,7 +253,8 @@ class Controller:
             self.policy.update(observation)
         except Exception as error:
             self._faults.note(observation.view, "update_raised", error)
-        self._stalled(observation.view, "update_stalled", started)
+        else:
+            self._stalled(observation.view, "update_stalled", started)
 
     def take_faults(self) -> tuple[str, ...]:
         """The faults since the last call, for the `faults` of the observation being closed."""

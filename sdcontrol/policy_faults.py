@@ -60,12 +60,13 @@ class PolicyFaults:
         """Count what the observation says of the policy, and what nobody collected."""
         if not (observation.faults or self._pending):
             return
-        collected = set(observation.faults)
-        lost = [fault for fault in self.take() if fault not in collected]
-        ours = [fault for fault in (*observation.faults, *lost) if fault.startswith(_FAULTS)]
+        told = Counter(map(_kind, observation.faults))
+        kinds = told | Counter(map(_kind, self.take()))  # in a replay the same are in both
+        ours = {kind: number for kind, number in kinds.items() if kind in _FAULTS}
         step = observation.view.step
-        self.counts.update(fault.partition(":")[0] for fault in ours)
-        self._steps = [s for s in self._steps if s > step - _FAULT_STEPS] + [step] * len(ours)
+        self.counts.update(ours)
+        self._steps = [s for s in self._steps if s > step - _FAULT_STEPS]
+        self._steps += [step] * sum(ours.values())
         if len(self._steps) >= _MOST_FAULTS and not self.is_quarantined:
             self.is_quarantined = True
             _log.warning("policy_quarantined", policy=self._name, step=step)
@@ -75,3 +76,7 @@ class PolicyFaults:
         self.is_quarantined = False
         self._steps.clear()
         self._pending.clear()
+
+
+def _kind(fault: str) -> str:
+    return fault.partition(":")[0]

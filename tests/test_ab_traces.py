@@ -9,7 +9,7 @@ import pytest
 from sdcontrol.controller import Controller
 from sdcontrol.errors import ConfigError, SdcontrolError
 from sdcontrol.experiments.config import Experiment
-from sdcontrol.experiments.replayed import TraceRunner
+from sdcontrol.experiments.replayed import TraceRunner, _Continued
 from sdcontrol.experiments.run import run_experiment
 from sdcontrol.experiments.store import RunFolder
 from sdcontrol.experiments.sweep import run_apart
@@ -139,3 +139,9 @@ def test_without_ray_the_way_to_get_it_is_named(
             resume=False,
             overwrite=False,
         )
+
+
+def test_blocks_of_a_replay_ask_a_policy_as_often_as_an_engine_does() -> None:
+    for policy, hinted, between in (("goodput", False, True), ("budget_argmax", True, False)):
+        continued = _Continued(Controller(policy))
+        assert (continued.refines_hinted, continued.refines_between_rounds) == (hinted, between)

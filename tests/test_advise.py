@@ -395,7 +395,7 @@ def test_advice_needs_no_torch(run: Run) -> None:
     ("factor", "spread", "beware"),
     [
         (1.0, 0.0, None),
-        (0.77, 0.0, "beware: they ask for a bandwidth efficiency beyond 1;"),
+        (0.77, 0.0, "beware: they ask for a bandwidth efficiency above 1; check --model"),
         (1.0, 0.6, "beware: that is much;"),
     ],
 )

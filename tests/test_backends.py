@@ -160,8 +160,11 @@ def test_a_step_finds_room_beside_the_cache() -> None:
     needed = 10_000 * 131072 + 10**8 + 10**9
     config = EngineConfig(kv_tokens=10_000)
     assert cache_blocks(config, memory, CUDA, lambda device: needed) == 626
-    with pytest.raises(ConfigError, match="in a step 1000000000; .* 10000 tokens are asked for"):
+    with pytest.raises(ConfigError, match=r"in a step 1000000000; .* 10000 tokens are asked for"):
         cache_blocks(config, memory, CUDA, lambda device: needed - 1)
+    for settings in (config, EngineConfig()):
+        with pytest.raises(ConfigError, match="they leave nothing for it; lower max_batch_size, "):
+            cache_blocks(settings, memory, CUDA, lambda device: 10**9 + 10**8)
     most = EngineConfig(memory_fraction=0.95)
     assert cache_blocks(most, memory, CUDA, lambda device: needed) == 626
 

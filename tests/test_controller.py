@@ -254,6 +254,35 @@ def test_a_policy_that_stalls_while_it_refines_or_learns_is_turned_off() -> None
     assert controller.is_quarantined
 
 
+def test_an_update_that_raises_late_is_one_fault() -> None:
+    clock = Ticking()
+
+    class Late(Scripted):
+        def update(self, observation: Observation) -> None:
+            clock.now += 9.0
+            raise ValueError("late")
+
+    controller = Controller(Late(lambda view, belief: Plan.off(view)), clock=clock)
+    driven(controller, 3)
+    assert controller.faults == {"update_raised": 2}
+    assert not controller.is_quarantined
+
+
+def test_a_fault_that_is_told_in_other_words_counts_once() -> None:
+    """A message may hold an address: a replay's own fault is the recorded one."""
+
+    class Failing(Scripted):
+        def update(self, observation: Observation) -> None:
+            raise ValueError(f"at {id(observation)}")
+
+    observations = driven(Controller(Failing(lambda view, belief: Plan.off(view)), clock=None), 3)
+    replayed = Controller(Failing(lambda view, belief: Plan.off(view)), clock=None)
+    for observation in observations:
+        replayed.plan(observation.view, faults=observation.faults)
+        replayed.observe(observation)
+    assert replayed.faults == {"update_raised": 2}
+
+
 def test_faults_of_a_policy_count_beside_those_of_others() -> None:
     """Whoever tells of drafters' faults need not have collected the controller's."""
     controller = Controller(Scripted(raising))

@@ -211,11 +211,15 @@ def test_room_for_all_graphs_is_taken_with_the_first() -> None:
     values = torch.zeros(1 << 20, device=CUDA)
     recorder = CudaRecorder(CUDA, room_bytes=1 << 28)
     before = recorder.reserved_bytes()
-    recorder.capture(lambda: values.add_(values.new_ones(1 << 20)))  # type: ignore[arg-type]
+    first = recorder.capture(lambda: values.add_(values.new_ones(1 << 20)))  # type: ignore[arg-type]
     taken = recorder.reserved_bytes() - before
     assert (1 << 28) <= taken < (1 << 28) + (1 << 26)
-    recorder.capture(lambda: values.add_(values.new_ones(1 << 25)[: 1 << 20]))  # type: ignore[arg-type]
+    wider = recorder.capture(lambda: values.add_(values.new_ones(1 << 25)[: 1 << 20]))  # type: ignore[arg-type]
     assert recorder.reserved_bytes() - before == taken
+    values.zero_()
+    first()
+    wider()
+    assert bool((values == 2.0).all())
 
 
 def test_recorders_keep_no_workspaces_of_libraries() -> None:

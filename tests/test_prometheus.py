@@ -191,8 +191,7 @@ def test_intensity_is_told_of_a_wrapped_controller_that_knows_its_machine() -> N
     controller = Controller("goodput", clock=None)
     controller.price_by(machine)
     planner = scrape.exporter.wrap(controller)
-    for _ in range(2):  # the first tells who counts, the second what there is to count
-        planner.observe(observed(("ngram", 4, 4, 2), (None, 0, 0, 0)))
+    planner.observe(observed(("ngram", 4, 4, 2), (None, 0, 0, 0)))
     expected = Forward(machine.target, machine.hardware).profile(6, 2000, 2)
     intensity = scrape("arithmetic_intensity_flops_per_byte")
     assert intensity == pytest.approx(expected.intensity_flops_per_byte)

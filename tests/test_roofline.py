@@ -85,6 +85,8 @@ def test_quantised_weights_are_priced_as_stored() -> None:
         ({"quant_method": "gptq", "bits": 4}, 0.5),
         ({"quant_method": "fbgemm_fp8"}, 1.0),
         ({"quant_method": "mxfp4"}, 0.5),
+        ({"quant_method": "QuantizationMethod.MXFP4"}, 0.5),  # as a loaded model says it
+        ({"quant_method": "nvfp4"}, 0.5),
         ({"load_in_8bit": True, "quant_method": "bitsandbytes"}, 1.0),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1.0),
@@ -176,7 +178,7 @@ def test_names_are_forgiving_and_unknown_ones_are_refused() -> None:
     assert hardware.by_name("rtx 4090") is hardware.HARDWARE["RTX-4090"]
     with pytest.raises(UnknownName, match="A100-80GB"):
         hardware.by_name("abacus")
-    for name in ("my-model", "Qwen/Qwen3-8B-AWQ", "mistralai/Mistral-Small-Instruct-2409"):
+    for name in ("my-model", "Qwen/Qwen3-8B-AWQ", "mistral-large-2512", "mistral-small-2409"):
         with pytest.raises(UnknownName, match="tinyllama"):
             shapes.by_name(name)
 
@@ -265,11 +267,18 @@ def test_measurement_finds_ceilings_from_times() -> None:
     assert found.flops_per_second == pytest.approx(5e12)
 
 
-def test_a_machine_is_measured_without_the_first_touch_of_its_memory() -> None:
-    """Any machine that runs these tests copies between 100 MB/s and 100 TB/s."""
+def test_a_machine_is_measured_by_copies_between_the_same_buffers() -> None:
+    """New ones would be touched for the first time. Any machine here copies from 100 MB/s to 100 TB/s."""
     found = hardware.measure()
     assert 1e8 < found.bytes_per_second < 1e14
     assert 1e8 < found.flops_per_second < 1e17
+    copy = hardware._NumpyCopy()
+    assert copy.seconds(1 << 20) > 0.0
+    buffers = copy._source, copy._target
+    assert copy.seconds(1 << 20) > 0.0
+    assert copy._source is buffers[0]
+    assert copy._target is buffers[1]
+    assert np.array_equal(copy._target, copy._source)
 
 
 def test_a_fit_recovers_the_calibration_that_made_the_steps() -> None:

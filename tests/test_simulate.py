@@ -189,6 +189,26 @@ def test_refinement_drops_what_the_drafter_doubts_and_what_was_not_drafted_costs
         assert len(observation.confidence[0]) == observation.drafted[0]
 
 
+@pytest.mark.parametrize("between", [True, False])
+def test_a_planner_is_asked_after_every_round_or_once_all_is_drafted(between: bool) -> None:
+    known = {"draft_model": outcomes([True] * 40, "d", with_confidence=True)}
+    workload = Workload.of("one", [SimulatedRequest("a", 0.0, 4, 40, known)])
+    seen: list[int] = []
+
+    class Curious(DicePlanner):
+        refines_between_rounds = between
+
+        def plan(self, view: BatchView) -> Plan:
+            return Plan.uniform(view, "draft_model", 4)
+
+        def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+            seen.append(len(confidence[0]))
+            return plan
+
+    finished(workload, Curious(0))
+    assert seen[:4] == ([1, 2, 3, 4] if between else [4] * 4)
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_n_gram_drafts_are_refined_as_in_an_engine(asked: bool) -> None:
     hits = ([True, True, False] * 14)[:40]

@@ -133,7 +133,8 @@ def run_part(
                       flush=True)  # fmt: skip
                 break
             before, earlier = bench.budget.spent, report.result_of(part.number, cell.name)
-            report.add({**(earlier or {}), **_key(part, cell, bench), "failed": _ENDED})
+            kept = {} if earlier is None or "skipped" in earlier else earlier
+            report.add({**kept, **_key(part, cell, bench), "failed": _ENDED})
             result = _measure(part, cell, bench)
             took += [] if cell.skip else [bench.budget.spent - before]
             report.add(fuller(earlier, result))

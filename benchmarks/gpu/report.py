@@ -45,7 +45,7 @@ class Report:
     def is_open(self, part: int, cell: str) -> bool:
         """Whether the cell was never tried, or ran out of time; one that failed is not open."""
         result = self.result_of(part, cell)
-        return result is None or is_cut(result)
+        return result is None or (is_cut(result) and "failed" not in result)
 
     def failed(self, part: int) -> frozenset[str]:
         """The cells of a part that failed, or were begun and never ended."""

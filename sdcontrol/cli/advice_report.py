@@ -31,6 +31,7 @@ class Report:
     advice: Advice
     max_draft_tokens: int
     calibrated_on: str | None  # a file
+    is_fitted: bool  # on somebody's steps, not on a profile of this machine
     fit_errors: tuple[float, ...]  # relative, of the steps in it
 
     @property
@@ -202,11 +203,10 @@ def _head(report: Report) -> Iterator[str]:
         devices = f" on {report.draft.tensor_parallel} of them" if devices else ""
         yield f"draft model {report.draft.shape.name}{devices}"
     if report.calibrated_on is not None:
-        yield (
-            f"calibrated on {report.calibrated_on}: {len(report.fit_errors)} measured steps, "
-            f"median error {100 * _median_error(report):.1f} %"
-        )
-        yield from _doubts(report)
+        error = f"median error {100 * _median_error(report):.1f} %"
+        yield f"calibrated on {report.calibrated_on}: {len(report.fit_errors)} measured steps, {error}"
+        if report.is_fitted:
+            yield from _doubts(report)
     if not report.fits_in_memory:
         yield (
             f"beware: weights and KV cache take {_scaled(report.needed_bytes)}B per device, "
@@ -217,11 +217,12 @@ def _head(report: Report) -> Iterator[str]:
 def _doubts(report: Report) -> Iterator[str]:
     """Why a calibration may be none."""
     efficiency = report.target.calibration.bandwidth_efficiency
-    others = "model, hardware or devices may be others, or the steps too"
+    remedy = "check --model, --hardware and --tensor-parallel, or give more steps"
     if _median_error(report) > _DOUBTFUL_ERROR:
-        yield f"beware: that is much; {others} few"
+        yield f"beware: that is much; {remedy}"
     elif efficiency in (LEAST_EFFICIENCY, MOST_EFFICIENCY):
-        yield f"beware: they ask for a bandwidth efficiency beyond {efficiency:g}; {others} alike"
+        beyond = "below" if efficiency == LEAST_EFFICIENCY else "above"
+        yield f"beware: they ask for a bandwidth efficiency {beyond} {efficiency:g}; {remedy}"
 
 
 def _forwards(report: Report) -> Iterator[str]:

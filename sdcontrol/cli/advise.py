@@ -150,6 +150,7 @@ def _report(options: argparse.Namespace) -> Report:
         advice=advise(target, situation, offered, range(1, options.max_draft_tokens + 1)),
         max_draft_tokens=options.max_draft_tokens,
         calibrated_on=calibrated_on,
+        is_fitted=bool(steps),
         fit_errors=tuple(relative_errors(target, measured)),
     )
 

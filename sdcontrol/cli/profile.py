@@ -17,7 +17,7 @@ from sdcontrol.cli.command import Commands, add_command
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.machine_profile import MachineProfile, ModelTimes, StepTime
-from sdcontrol.estimators.shapes import from_config
+from sdcontrol.estimators.shapes import ModelShape, from_config
 
 if TYPE_CHECKING:
     import torch
@@ -168,12 +168,14 @@ def _measure_models(
         "tokens_per_request": options.tokens,
         "context_tokens": options.context,
     }
+    known = [_shape_of(name, model) for _, name, model in models]  # refused before time is spent
     shapes = [step_shapes(model, **grid) for _, _, model in models]
     _say_what_is_left_out(shapes, options)
     total = sum(map(len, shapes)) * (options.rounds + 1)
     times: list[ModelTimes] = []
     with _progress(total, is_shown=sys.stderr.isatty()) as advance:
-        for (role, name, model), fitting in zip(models, shapes, strict=True):
+        rows = zip(models, known, shapes, strict=True)
+        for (role, name, model), shape, fitting in rows:
             measured = measure_steps(
                 model,
                 fitting,
@@ -181,7 +183,8 @@ def _measure_models(
                 most_seconds=options.seconds,
                 on_measured=advance,
             )
-            times.append(_times(role, name, model, measured))
+            dtype = str(model.dtype).removeprefix("torch.")
+            times.append(_times(role, name, dtype, shape, measured))
     return tuple(times)
 
 
@@ -198,10 +201,17 @@ def _say_what_is_left_out(
             )
 
 
+def _shape_of(name: str, model: "PreTrainedModel") -> ModelShape:
+    return from_config({**model.config.to_dict(), "dtype": str(model.dtype)}, name)
+
+
 def _times(
-    role: Role, name: str, model: "PreTrainedModel", measured: "Sequence[StepMeasurement]"
+    role: Role,
+    name: str,
+    dtype: str,
+    shape: ModelShape,
+    measured: "Sequence[StepMeasurement]",
 ) -> ModelTimes:
-    config = {**model.config.to_dict(), "dtype": str(model.dtype)}
     steps = tuple(
         StepTime(
             batch_size=step.shape.batch_size,
@@ -214,8 +224,8 @@ def _times(
     return ModelTimes(
         role=role,
         name=name,
-        dtype=str(model.dtype).removeprefix("torch."),
-        shape=from_config(config, name),
+        dtype=dtype,
+        shape=shape,
         steps=steps,
     )
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from sdcontrol.engine.backends import BackendName
+from sdcontrol.engine.graph_recorder import give_back_unused
 from sdcontrol.errors import ConfigError
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.scheduling.blocks import BlockPool
@@ -102,6 +103,7 @@ def cache_blocks(
     is_lazy = device.type == "cpu"  # there memory is taken when it is first written
     if wanted is None or not is_lazy:
         free = (free_bytes or free_bytes_of)(device)
+        _check_step(config, memory, free)
         if wanted is None:
             share = min(int(free * config.memory_fraction), free - memory.step_bytes)
             share -= memory.fixed_bytes
@@ -117,6 +119,13 @@ def cache_blocks(
             f"than one block of {config.block_size}; raise kv_tokens or memory_fraction"
         )
     return -(-wanted // config.block_size) + 1
+
+
+def _check_step(config: EngineConfig, memory: Memory, free: int) -> None:
+    left = free - memory.step_bytes - memory.fixed_bytes
+    if memory.step_bytes and left < config.block_size * memory.token_bytes:
+        remedy = "lower max_batch_size, max_draft_tokens or max_prefill_tokens"
+        raise ConfigError(_refusal(memory, free, "they leave nothing for it", remedy))
 
 
 def _check_room(config: EngineConfig, memory: Memory, free: int, tokens: int) -> None:
@@ -148,6 +157,6 @@ def free_bytes_of(device: torch.device) -> int:
     On CUDA, what torch keeps unused is given back first; what it keeps for graphs stays theirs.
     """
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        give_back_unused()
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["CudaRecorder", "GraphRecorder", "recording_errors"]
+__all__ = ["CudaRecorder", "GraphRecorder", "give_back_unused", "recording_errors"]
 
 _WARM_UPS = 2  # compile what is compiled on first use, and let libraries take their workspaces
 _ONE_AT_A_TIME = threading.Lock()  # recorders share streams
@@ -36,8 +36,9 @@ class GraphRecorder(Protocol):
 class CudaRecorder:
     """torch's CUDA graphs; all of one recorder share their memory, so they never run at once.
 
-    `room_bytes` are taken with the first: memory that a pool was once given it keeps, and graphs
-    that are recorded smallest first would each take a little more, and leave the less unused.
+    `room_bytes` are taken with the first, for all: a pool never gives memory back, and cannot join
+    two pieces, so that graphs recorded in the order of their size would take as much as all of them
+    together. The room is there as long as one of the graphs.
     """
 
     def __init__(self, device: torch.device, room_bytes: int = 0) -> None:
@@ -68,7 +69,7 @@ class CudaRecorder:
 
     def reserved_bytes(self) -> int:
         """What torch's allocator holds for somebody; what nobody uses every capture gives back."""
-        torch.cuda.empty_cache()
+        give_back_unused()
         return torch.cuda.memory_reserved(self._device)
 
     def _room_to_take(self) -> int:
@@ -95,7 +96,12 @@ class CudaRecorder:
             torch._C._cuda_endAllocateToPool(index, self._pool)
             torch._C._cuda_releasePool(index, self._pool)  # else nobody would
         self._pool = torch.cuda.graph_pool_handle()
-        self._has_room = False
+
+
+def give_back_unused() -> None:
+    """Let others have the memory that torch keeps for nobody; not while a graph is recorded."""
+    with _ONE_AT_A_TIME:
+        torch.cuda.empty_cache()
 
 
 def recording_errors() -> tuple[type[Exception], ...]:
@@ -117,14 +123,19 @@ def _side_stream(current: torch.cuda.Stream) -> torch.cuda.Stream:
 def _own_workspaces() -> Iterator[None]:
     """Let cuBLAS take its workspace anew inside, from the graph's own memory, which lives as long.
 
-    One that it has already belongs to nobody but torch's list, which others may clear (as
-    `torch.compile` does around its own graphs), and a graph would go on writing there.
+    One that it has already belongs to torch's list alone, which others may clear (as `torch.compile`
+    does around its own graphs), and a graph would go on writing there. We clear it, too: graphs that
+    somebody recorded by hand are in that danger with either.
     """
-    torch._C._cuda_clearCublasWorkspaces()
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a name of torch's own
+    if clear is None:
+        yield
+        return
+    clear()
     try:
         yield
     finally:
-        torch._C._cuda_clearCublasWorkspaces()
+        clear()
 
 
 def _warm_up(work: Callable[[], None], current: torch.cuda.Stream, side: torch.cuda.Stream) -> None:

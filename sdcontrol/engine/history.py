@@ -79,7 +79,8 @@ class RequestHistory:
         self._same = 0
         view = observation.view.requests[row]
         step, reason = observation.view.step, observation.plan.reason
-        known = self._known(view, choice)
+        is_offered = any(request.drafters for request in observation.view.requests)
+        known = self._known(view, choice) if is_offered else ""
         self.changes.append(ChoiceChange(step, view.generated_tokens, choice, reason, known))
         del self.changes[:-_MOST_CHANGES]
 
@@ -92,7 +93,7 @@ class RequestHistory:
             own: list[str] = []
             hint = view.hints.get(arm)
             if hint is not None and hint.max_draft_tokens == 0:
-                own.append("no match")
+                own.append("has nothing to draft")
             elif hint is not None and hint.match_tokens is not None:
                 own.append(f"match of {hint.match_tokens} tokens")
             if self.proposed.get(arm):

@@ -44,6 +44,7 @@ class Hardware:
         return self.flops_per_second / self.bytes_per_second
 
 
+_MOST_COPYING = 8  # threads
 _NVLINK_HOP = 1.4e-6
 _PCIE_HOP = 5e-6
 
@@ -131,15 +132,22 @@ def measure(
     )
 
 
+def _num_cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class _NumpyCopy:
     """Copies between the same two buffers, whose pages are there before the clock starts.
 
-    By as many threads as there are cores: one alone does not fill the bus of a server.
+    By a few threads: one alone does not fill the bus of a server, and many take longer to start.
     """
 
     def __init__(self) -> None:
         self._source = self._target = np.empty(0)
-        self._num_threads = os.cpu_count() or 1
+        self._num_threads = min(_num_cores(), _MOST_COPYING)
 
     def seconds(self, num_bytes: int) -> float:
         if self._source.nbytes != num_bytes:

@@ -188,7 +188,6 @@ _ALIASES = {
     "mistral-nemo": "mistral-nemo-12b",
     "mistral-small-3.1-24b": "mistral-small-24b",
     "mistral-small-3.2-24b": "mistral-small-24b",
-    "mistral-large": "mistral-large-123b",
     "qwen2-0.5b": "qwen2.5-0.5b",
     "qwen2-1.5b": "qwen2.5-1.5b",
     "qwen2-7b": "qwen2.5-7b",
@@ -196,6 +195,7 @@ _ALIASES = {
     "qwq-32b": "qwen2.5-32b",
 }
 _TUNED = re.compile(r"-(?:hf|instruct|chat|base|it|coder|math|thinking|\d{4})(?=-|$)")
+_LARGE = re.compile(r"^mistral-large(-instruct)?-(2407|2411)$")  # later ones are other models
 _REVISION = re.compile(r"-v\d+(?:\.\d+)?$")
 
 
@@ -207,6 +207,7 @@ def by_name(name: str) -> ModelShape:
     """
     plain = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-llama", "llama")
     plain = plain.replace("llama2", "llama-2").replace("llama3", "llama-3")
+    plain = _LARGE.sub("mistral-large-123b", plain)
     plain = _TUNED.sub("", plain)
     if plain not in SHAPES:
         plain = _REVISION.sub("", plain)
@@ -290,7 +291,7 @@ def _check_layout(config: Mapping[str, object], kind: str) -> None:
     elif strange:
         reason = f"layers of type {', '.join(strange)} are"
     elif config.get("interleave_moe_layer_step"):
-        reason = "experts in every other layer beside a shared one are"
+        reason = "experts beside a shared one of the dense size are"
     if reason is not None:
         raise ConfigError(f"{kind}: {reason} not priced; write a ModelShape by hand")
 
@@ -335,7 +336,7 @@ def _weight_bytes(config: Mapping[str, object], storage: float) -> float:
         return bits / 8.0
     method = str(quantisation.get("quant_method", "")).lower()
     algorithm = str(quantisation.get("quant_algo", "")).lower()
-    if quantisation.get("load_in_4bit") or method == "mxfp4" or "fp4" in algorithm:
+    if quantisation.get("load_in_4bit") or "fp4" in method or "fp4" in algorithm:
         return 0.5
     if quantisation.get("load_in_8bit") or "fp8" in method or "fp8" in algorithm:
         return 1.0

@@ -105,6 +105,8 @@ class _Continued:
     def __init__(self, controller: Controller) -> None:
         self.policy = controller.policy
         self.drafts, self.learns = controller.drafts, controller.learns
+        self.refines_hinted = controller.refines_hinted
+        self.refines_between_rounds = controller.refines_between_rounds
         self._controller = controller
         self.pad_to, self.price_by = controller.pad_to, controller.price_by
         self._before = 0  # steps of earlier blocks

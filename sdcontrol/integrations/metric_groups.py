@@ -193,6 +193,7 @@ class IntensityMetrics:
     """How far the target's forwards are from the ridge of the machine."""
 
     def __init__(self, registry: CollectorRegistry, namespace: str, target: Forward) -> None:
+        target.profile(1, 1, 1)  # what cannot be priced is said now, not to whoever scrapes
         self._target = target
         self._latest: Observation | None = None
         intensity = Gauge(

@@ -108,8 +108,8 @@ class _Counted:
         before = self._prediction()
         self._planner.observe(observation)
         after = self._prediction()
-        self._exporter.observe(observation, None if after is before else after)
         self._exporter.observe_planner(self._planner)
+        self._exporter.observe(observation, None if after is before else after)
 
     def _prediction(self) -> Prediction | None:
         prediction = getattr(getattr(self._planner, "cost", None), "last_prediction", None)

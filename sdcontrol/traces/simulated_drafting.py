@@ -37,7 +37,11 @@ class SimulatedDrafting:
         self._free = tuple(arm for arm in drafters if family_of(arm) in FREE_FAMILIES)
         policy = getattr(planner, "policy", planner)
         self._refines = getattr(policy, "refine", None) is not None
-        self._refines_hinted = getattr(planner, "refines_hinted", True)
+        by_confidence = getattr(policy, "refines_by_confidence", False)
+        self._refines_hinted = getattr(planner, "refines_hinted", not by_confidence)
+        self._stops_early = getattr(
+            planner, "refines_between_rounds", getattr(policy, "refines_between_rounds", True)
+        )
 
     def propose(self, view: BatchView, plan: Plan, live: Sequence[LiveRequest]) -> SimulatedDrafts:
         """What comes of `plan`; raises `CounterfactualError` where nothing is recorded."""
@@ -118,7 +122,7 @@ class SimulatedDrafting:
         """With trees, and with confidence that the planner may refine by."""
         session = _Session(view, plan, live, arms)
         if self._refines and session.is_confident(also_free=self._refines_hinted):
-            session.draft_in_rounds(self._planner)
+            session.draft_in_rounds(self._planner, asks_between=self._stops_early)
         proposed = tuple(map(min, session.drafted, session.limits))
         return SimulatedDrafts(
             reserved=tuple([choice.num_draft_tokens for choice in plan.choices]),
@@ -161,20 +165,21 @@ class _Session:
             for arm in self._arms
         )
 
-    def draft_in_rounds(self, planner: Planner) -> None:
-        """Draft again, family by family and round by round, asking `planner` between rounds."""
+    def draft_in_rounds(self, planner: Planner, *, asks_between: bool) -> None:
+        """Draft again, family by family and round by round, asking `planner` in the end or after each."""
         wanted, self.drafted = self.drafted, [0] * len(self.drafted)
         families: dict[str, list[int]] = {}
         for row, arm in enumerate(self._arms):
             if arm is not None:
                 families.setdefault(arm.family, []).append(row)
         for family, rows in families.items():
-            if family in FREE_FAMILIES:
+            if family in FREE_FAMILIES or not asks_between:
                 for row in rows:
                     self.drafted[row] = wanted[row]
             else:
                 self._draft_family(planner, rows, wanted)
-        self._shorten(planner)
+        if self.confidence() is not None:
+            self._shorten(planner)
 
     def _draft_family(self, planner: Planner, rows: list[int], wanted: list[int]) -> None:
         while is_open := [row for row in rows if self.drafted[row] < wanted[row]]:

@@ -132,6 +132,7 @@ class DraftHost:
             tokens=self.pool.capacity_tokens,
             bytes_per_token=dict(memory.per_token),
             fixed_bytes=dict(memory.fixed),
+            step_bytes=memory.step_bytes,
         )
         for runner in (self.target, *self.runners.values()):
             with torch.inference_mode(False):
