@@ -8,6 +8,7 @@ import pytest
 from benchmarks.simulated_regret import MACHINES, workload_of
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Belief, Observation, Plan, RequestView, Timing
+from sdcontrol.policies.checks import ToyCost
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.prompts import Prompts
@@ -25,14 +26,34 @@ def told(prompts: "Prompts | Goodput", *, beside_prompt: bool, steps: int) -> No
         prompts.update(observation_of(view, Plan.off(view), 0.01))
 
 
-def instance(*, others_wait: bool, prefill_tokens: int = 512) -> tuple[BatchView, Belief]:
+class KvCost(ToyCost):
+    """An empty step takes a second; `share` of it more for the keys and values of all requests."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def verify_seconds(self, num_tokens, kv_tokens, num_requests):  # type: ignore[no-untyped-def]
+        read = self.share * (np.asarray(kv_tokens) > 0.0)
+        return np.asarray(1.0 + read + 1e-6 * np.asarray(num_tokens))
+
+    def overhead_seconds(self) -> float:
+        return 0.0
+
+
+def instance(
+    *, others_wait: bool, prefill_tokens: int = 512, cost: ToyCost | None = None
+) -> tuple[BatchView, Belief]:
     view, belief = small_instance(np.random.default_rng(4), 1)
+    if cost is not None:
+        belief = Belief(belief.survival, cost)
     return replace(view, prefill_tokens=prefill_tokens, others_wait=others_wait), belief
 
 
-def rates(prompts: Prompts, *, others_wait: bool) -> tuple[float, float]:
+def rates(
+    prompts: Prompts, *, others_wait: bool, cost: ToyCost | None = None
+) -> tuple[float, float]:
     """The price of a second beside a prompt, and the rate of the best plan without it."""
-    view, belief = instance(others_wait=others_wait)
+    view, belief = instance(others_wait=others_wait, cost=cost)
     problem = read(view, belief, 64)
     assert problem is not None
     price = prompts.rate(view, problem, belief.cost)
@@ -57,12 +78,23 @@ def test_where_prompts_set_the_pace_a_second_is_worth_more_until_they_do_not() -
     prompts = Prompts()
     told(prompts, beside_prompt=True, steps=400)
     price, alone = rates(prompts, others_wait=True)
-    assert price == pytest.approx(25.0 * alone)
+    assert alone < price <= 25.0 * alone
     price, alone = rates(prompts, others_wait=False)
     assert price == alone
     told(prompts, beside_prompt=False, steps=40)
     price, alone = rates(prompts, others_wait=True)
     assert price == alone
+
+
+@pytest.mark.parametrize(("share", "times"), [(1e-4, 25.0), (0.25, 5.0), (1.0, 2.0), (19.0, 1.05)])
+def test_where_prompts_set_the_pace_a_second_is_worth_what_requests_add_to_a_step(
+    share: float, times: float
+) -> None:
+    """Which a prompt does not pay: nearly nothing beside short contexts, most of it beside long ones."""
+    prompts = Prompts()
+    told(prompts, beside_prompt=True, steps=400)
+    price, alone = rates(prompts, others_wait=True, cost=KvCost(share))
+    assert price == pytest.approx(times * alone, rel=0.03)
 
 
 def test_steps_without_requests_say_nothing() -> None:

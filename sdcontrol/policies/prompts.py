@@ -4,8 +4,9 @@ A prompt takes the same time whatever is drafted, so a second saved is a second 
 what the best plan of the same requests brings without the prompt. The step's own ratio would find almost
 any draft worth its time; running tokens over all seconds, the prompt's own included, would price time
 too low. That holds while there are steps without a prompt to be saved. Where hardly any is left, prompts
-set the pace: requests that end sooner leave the next ones waiting for their prompts, tokens that come sooner
-save nothing, and only those that cost nothing are worth drafting.
+set the pace: requests that end sooner leave the next ones waiting for their prompts, and a token that comes
+sooner saves its share of what decoding adds to a step, which is little beside short contexts, and nearly
+all of the step beside long ones, whose keys and values are read.
 """
 
 from sdcontrol.core import BatchView, Cost, Observation
@@ -35,7 +36,16 @@ class Prompts:
         """The price of a second, in tokens; None where there is no prompt: find the best."""
         if not view.prefill_tokens:
             return None
-        alone = maximise(without_prefill(problem, view, cost)).rate
-        if not view.others_wait:
-            return alone
-        return alone * max(_FEW / max(self._share_without, _NONE), 1.0)
+        alone = without_prefill(problem, view, cost)
+        rate = maximise(alone).rate
+        urgency = _FEW / max(self._share_without, _NONE)
+        if not view.others_wait or urgency <= 1.0:
+            return rate
+        return min(urgency * rate, maximise(_beyond_an_empty_step(alone, cost)).rate)
+
+
+def _beyond_an_empty_step(problem: Problem, cost: Cost) -> Problem:
+    """Only what requests add to a step counts: a prompt pays for the rest."""
+    empty = float(cost.verify_seconds(1.0, 0.0, 1)) + cost.overhead_seconds()
+    least = _NONE * problem.verify[0]
+    return problem._replace(verify=problem.verify - min(empty, problem.verify[0] - least))
