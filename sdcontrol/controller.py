@@ -57,9 +57,10 @@ class Controller:
     policy. `cost` and `acceptance` default to the online estimators; a `cost` with an `update`
     method learns from observations too. A policy that raises, plans the impossible or takes longer
     than `plan_budget_seconds` costs one step of plain decoding; after 3 faults in 200 steps plans
-    are off until `reset`. So do `refine` and `update`; a late answer of `refine` is still used. `seed` is for policies that draw; `token_edges` are the sizes to which
-    forwards are padded, for our own cost: an engine says its own. Where steps are so short that its own time
-    would weigh, learning may wait for some thirty of them and a few requests may keep their choices.
+    are off until `reset`. Faults of `refine` and `update` count too; a late answer of `refine` is used.
+    `seed` is for policies that draw; `token_edges` are the sizes to which forwards are padded, for our
+    own cost: an engine says its own. Where steps are so short that its own time would weigh, learning
+    may wait for some thirty of them and a few requests may keep their choices.
     """
 
     allows_late_observations = True  # a step may be planned before the last one is observed

@@ -10,9 +10,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from sdcontrol.core import BatchView, Choice, Confidence, Observation, Plan
+from sdcontrol.core import (
+    BatchView,
+    Choice,
+    Confidence,
+    Hint,
+    Observation,
+    Plan,
+    RequestView,
+    Timing,
+)
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.history import RequestLog
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.kv_cache import KVCache
 from sdcontrol.engine.loop import Engine
@@ -505,3 +515,31 @@ def test_nothing_to_do_is_an_empty_observation() -> None:
         observation = engine.step()
     assert observation.view.requests == ()
     assert observation.emitted == ()
+
+
+# ---- what was chosen, and why
+
+
+def test_a_history_says_what_was_known_of_its_own_request() -> None:
+    """Two requests of one plan: one whose end was seen before, one that may use no drafter."""
+    told = {"ngram": Hint(4, match_tokens=5)}
+    requests = (
+        RequestView("a", 50, 9, 90, drafters=("ngram",), hints=told),
+        RequestView("b", 50, 9, 90),
+        RequestView("c", 50, 9, 90, drafters=("ngram",), hints={"ngram": Hint(0)}),
+    )
+    log = RequestLog()
+    for length, accepted in ((2, 1), (4, 0)):
+        plan = Plan((Choice.of("ngram", length), Choice.off(), Choice.off()), "memory-bound")
+        counts, emitted = (length, 0, 0), (1 + accepted, 1, 1)
+        view = BatchView(length, requests, 100)
+        log.add(
+            Observation(view, plan, counts, counts, (accepted, 0, 0), emitted, Timing({}, 0.01))
+        )
+    known = {name: [change.known for change in log.requests[name].changes] for name in "abc"}
+    assert known == {
+        "a": ["ngram match of 5 tokens", "ngram match of 5 tokens, 1 of 2 accepted so far"],
+        "b": ["it may use no drafter now"],
+        "c": ["ngram has nothing to draft"],
+    }
+    assert log.requests["b"].lines()[-1].endswith("off: memory-bound; it may use no drafter now")

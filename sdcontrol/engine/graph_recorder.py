@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["CudaRecorder", "GraphRecorder", "give_back_unused", "recording_errors"]
 
-_WARM_UPS = 2  # compile what is compiled on first use, and let libraries take their workspaces
+_WARM_UPS = 2  # compile what is compiled on first use, and let libraries make their handles
 _ONE_AT_A_TIME = threading.Lock()  # recorders share streams
 
 

@@ -54,10 +54,9 @@ class RequestHistory:
         for arm, proposed in self.proposed.items():
             lines.append(f"  {arm}: {self.accepted[arm]} of {proposed} draft tokens accepted")
         for change in self.changes:
-            why = ": " + "; ".join(filter(None, (change.reason, change.known)))
-            lines.append(
-                f"  from token {change.generated_tokens} on {_name(change.choice)}{why.rstrip(': ')}"
-            )
+            why = "; ".join(filter(None, (change.reason, change.known)))
+            choice = f"{_name(change.choice)}: {why}" if why else _name(change.choice)
+            lines.append(f"  from token {change.generated_tokens} on {choice}")
         return lines
 
     def _add(self, row: int, observation: Observation) -> None:

@@ -118,16 +118,16 @@ def _fit_at(
     seconds = np.array([step.seconds for step in steps])
     base = replace(forward, calibration=bare).seconds(batch, kv_tokens, batch)
     layers = float(forward.shape.num_layers)
-    per_token = np.zeros_like(batch) if is_one_size else batch
-    features = layers * np.stack([np.ones_like(batch), per_token], axis=1) / seconds[:, None]
+    varying = np.zeros_like(batch) if is_one_size else batch  # which tells the two apart
+    features = layers * np.stack([np.ones_like(batch), varying], axis=1) / seconds[:, None]
     overheads, error = _non_negative_pair(features, 1.0 - base / seconds)
-    fitted = replace(bare, layer_overhead_seconds=float(overheads[0]))
-    if not is_one_size:
-        fitted = replace(
-            fitted,
-            token_overhead_seconds=_TOKEN_SHARE * float(overheads[1]),
-            request_overhead_seconds=(1.0 - _TOKEN_SHARE) * float(overheads[1]),
-        )
+    per_layer, added = overheads.tolist()
+    fitted = replace(
+        bare,
+        layer_overhead_seconds=per_layer,
+        token_overhead_seconds=bare.token_overhead_seconds + _TOKEN_SHARE * added,
+        request_overhead_seconds=bare.request_overhead_seconds + (1.0 - _TOKEN_SHARE) * added,
+    )
     return error, fitted
 
 

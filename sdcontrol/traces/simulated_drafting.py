@@ -39,7 +39,7 @@ class SimulatedDrafting:
         self._refines = getattr(policy, "refine", None) is not None
         by_confidence = getattr(policy, "refines_by_confidence", False)
         self._refines_hinted = getattr(planner, "refines_hinted", not by_confidence)
-        self._stops_early = getattr(
+        self._asks_between = getattr(
             planner, "refines_between_rounds", getattr(policy, "refines_between_rounds", True)
         )
 
@@ -122,7 +122,7 @@ class SimulatedDrafting:
         """With trees, and with confidence that the planner may refine by."""
         session = _Session(view, plan, live, arms)
         if self._refines and session.is_confident(also_free=self._refines_hinted):
-            session.draft_in_rounds(self._planner, asks_between=self._stops_early)
+            session.draft_in_rounds(self._planner, asks_between=self._asks_between)
         proposed = tuple(map(min, session.drafted, session.limits))
         return SimulatedDrafts(
             reserved=tuple([choice.num_draft_tokens for choice in plan.choices]),
