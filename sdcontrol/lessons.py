@@ -104,9 +104,10 @@ class Lessons:
 
     def _judge_costs(self) -> None:
         one, self._tried = self._tried or typical(self._untimed), None
+        steps = tuple(self._untimed)
         self._untimed.clear()
         if self._our_cost is not None:
-            self._our_cost.judge(one)
+            self._our_cost.judge(steps, one)
         elif self._update_cost is not None:
             self._update_cost(one)
 

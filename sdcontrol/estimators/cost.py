@@ -23,9 +23,9 @@ from sdcontrol.estimators.loads import (
     VerifyLoad,
     draft_loads,
     is_plausible,
+    measured_loads,
     verify_load,
 )
-from sdcontrol.estimators.pace import Pace
 from sdcontrol.estimators.price import StepTerms
 from sdcontrol.estimators.regime import Regime
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
@@ -58,12 +58,11 @@ class Prediction:
 
 
 class _Judged(NamedTuple):
-    """A step that is to be learnt from, and the seconds that its forward was expected to take."""
+    """Steps that are to be learnt from, and the drafting of a typical one."""
 
+    steps: Sequence[Observation]
     observation: Observation
-    load: VerifyLoad
     drafts: dict[str, DraftLoad]
-    expected: float
 
 
 class OnlineCost:
@@ -80,7 +79,6 @@ class OnlineCost:
         self.last_prediction: Prediction | None = None
         self._lines: dict[tuple[str, ...], FloatArray] = {}
         self._judged: _Judged | None = None
-        self._pace = Pace()
         self._regime = Regime()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
 
@@ -180,37 +178,37 @@ class OnlineCost:
         A step without a time of verification, which an engine that prepared something in it may
         report, teaches nothing.
         """
-        self.judge(observation)
+        self.judge((observation,), observation)
         self.learn()
 
-    def judge(self, observation: Observation) -> None:
-        """The first half of `update`: compare a step with what was expected of it."""
-        self._judged = None
-        if not observation.view.requests or not is_plausible(observation.timing.verify_seconds):
+    def judge(self, steps: Sequence[Observation], one: Observation) -> None:
+        """The first half of learning from steps: compare one of them, a typical one, with what was expected of it."""
+        is_timed = bool(one.view.requests) and is_plausible(one.timing.verify_seconds)
+        drafts = draft_loads(one) if is_timed else {}
+        self._judged = _Judged(steps, one, drafts)
+        if not is_timed:
             return
-        load, drafts = verify_load(observation), draft_loads(observation)
+        load = verify_load(one)
         expected = self._forward.seconds_of(load)
-        self._compare(observation, expected + self._beside(drafts))
-        self._learn_overhead(observation)
-        if not self._pace.skips(tuple(drafts), load.num_tokens):
-            self._judge_regime(load, expected, observation.view.step)
-            self._judged = _Judged(observation, load, drafts, expected)
+        self._compare(one, expected + self._beside(drafts))
+        self._learn_overhead(one)
+        self._judge_regime(load, expected, one.view.step)
 
     def learn(self) -> None:
-        """The second half of `update`: learn from the step that was judged last, once."""
+        """The second half: learn from the steps that were judged last, once."""
         if self._judged is None:
             return
-        (observation, load, drafts, expected), self._judged = self._judged, None
+        (steps, one, drafts), self._judged = self._judged, None
         self._assumed.forget()
         self._lines.clear()
         speed = self._forward.speed
-        if self._forward.update(load, observation.timing.verify_seconds, expected):
-            _log.info("speed_changed", step=observation.view.step, speed=self._forward.speed)
+        if self._forward.learn(measured_loads(steps)):
+            _log.info("speed_changed", step=one.view.step, speed=self._forward.speed)
         if self._forward.speed != speed:
             for rounds in self._rounds.values():  # those that are off are not measured
                 rounds.rescale(self._forward.speed / speed)
         for family, draft in drafts.items():
-            seconds = observation.timing.draft_seconds.get(family)
+            seconds = one.timing.draft_seconds.get(family)
             if seconds is not None:
                 self._learn_rounds(family, draft, seconds or _UNSEEN_SECONDS)
 
@@ -230,7 +228,6 @@ class OnlineCost:
         self.last_prediction = Prediction(predicted, float(measured))
         was_drifting = self.is_drifting
         error = min(max(self.last_prediction.log_error, -1.0), 1.0)
-        self._pace.judge(error)
         self.drift += _DRIFT_RATE * (error - self.drift)
         if self.is_drifting and not was_drifting:
             _log.info("cost_drifted", drift=round(self.drift, 3), step=observation.view.step)

@@ -6,7 +6,7 @@ Knows nothing of drafting. T tokens, V KV tokens and B requests, the longest dra
 
 with non-negative coefficients (attention does T / B queries over V keys each: its arithmetic; where it
 pads requests to the longest one, 1 + L for each), and a running correction per number of tokens for what
-is not linear. Prices never fall with T or V.
+is not linear. Prices never fall with T or V. Every step's time is learnt, several at once (`measured`).
 """
 
 import math
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from sdcontrol.core import Cost, FloatArray
-from sdcontrol.estimators.loads import VerifyLoad, is_plausible
+from sdcontrol.estimators.loads import VerifyLoad
+from sdcontrol.estimators.measured import SEEN_SHAPE, learn_steps
 from sdcontrol.estimators.price import even_draft
 from sdcontrol.estimators.pricing import (
     PRIOR_ALONE,
@@ -27,17 +28,11 @@ from sdcontrol.estimators.pricing import (
     tabled,
 )
 from sdcontrol.estimators.regression import OnlineRegression
-from sdcontrol.estimators.staircase import Staircase, interpolated, token_grid
+from sdcontrol.estimators.staircase import Stairs, interpolated, new_stairs, token_grid
 
 __all__ = ["LearntForward"]
 
-_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.04])
-_MOST_RESIDUAL = 0.5  # of the expected time, that one measurement may correct a stair by
-_MOST_NEWS = 3.0  # the same, at a load that is new
-_FOLLOWS = 0.1  # of the log-ratio of measured to expected, that all prices follow at once
-_MOST_OFF = 0.35  # log-ratio, beyond which more counts as much
-_FAMILIAR_STEPS = 2  # measurements of a load before a surprise there is an outlier
-_MOST_SEEN = 1024
+_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3])
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
 _LOG_KV_STEP = math.log(_KV_STEP)
 _MOST_KEPT = 64
@@ -49,9 +44,9 @@ class LearntForward:
     def __init__(self, prior: Cost) -> None:
         self._prior = prior
         self._grid: FloatArray = token_grid()
-        self._stairs = Staircase(self._grid)
+        self._stairs: Stairs = new_stairs(self._grid)
         self._regression: OnlineRegression | None = None
-        self._seen: dict[tuple[int, int], int] = {}
+        self._seen = np.zeros(SEEN_SHAPE, np.int64)
         self._kept: dict[tuple[int, int], FloatArray] = {}
         self._table: tuple[float, int, FloatArray] | None = None
         self.pad_to(())
@@ -74,7 +69,9 @@ class LearntForward:
     def speed(self) -> float:
         """Seconds measured per second of the prior."""
         regression = self._regression
-        return 1.0 if regression is None else regression.scale / float(regression.units[0])
+        if regression is None:
+            return 1.0
+        return regression.level / regression.units.item(0)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -124,44 +121,33 @@ class LearntForward:
             return 0.0
         return self._regression.coefficients.item(6) * kv_tokens
 
-    def update(self, load: VerifyLoad, seconds: float, expected: float) -> bool:
-        """Learn one measurement, of which `seconds_of` said `expected`; whether it completed a change of speed."""
-        features = self._features(load)
-        tokens = float(features[2])
+    def learn(self, steps: FloatArray) -> int:
+        """Learn measurements in order, `[steps, 5]`: tokens, KV tokens, requests, longest draft, seconds.
+
+        How many of them completed a change of speed.
+        """
+        changes, first = 0, 0
+        requests = steps[:, 2].tolist()
+        while first < len(requests):
+            last = first + 1
+            while last < len(requests) and requests[last] == requests[first]:
+                last += 1
+            changes += self._learn_alike(steps[first:last], int(requests[first]))
+            first = last
+        self._table = None
+        return changes
+
+    def _learn_alike(self, steps: FloatArray, num_requests: int) -> int:
+        """Of as many requests each: the prior goes along one line between two KV counts."""
+        middle = steps.item(len(steps) // 2, 1)
+        low, high, share = self._nearest_priors(middle, num_requests)
+        tables = self._grid, low, high, self._edges
         if self._regression is None:
+            features = featured(tables, share, tuple(steps[0, :4].tolist()))
             units = np.append(features[:-1], features[-2])  # as if all drafts were as long
             self._regression = OnlineRegression(units, PRIOR_ALONE, _SPREAD)
-        is_familiar = self._is_familiar(load)
-        changed = self._regression.update(
-            features, seconds, expected=expected, is_familiar=is_familiar
-        )
-        if changed:
-            self._stairs.forget()
-        elif is_plausible(seconds):
-            if is_familiar and expected > 0.0:  # what is not measured has changed as well
-                off = math.log(seconds / expected)
-                self._regression.rescale(math.exp(_FOLLOWS * min(max(off, -_MOST_OFF), _MOST_OFF)))
-            fitted = self._regression.predict(features)
-            limit = fitted * (_MOST_RESIDUAL if is_familiar else _MOST_NEWS)
-            residual = min(max(seconds - fitted, -limit), limit) / self._regression.scale
-            self._stairs.update(tokens, residual)
-        self._table = None
-        return changed
-
-    def _is_familiar(self, load: VerifyLoad) -> bool:
-        """Whether about this load was measured more than once before; counts it."""
-        tokens = round(4.0 * math.log2(max(load.num_tokens, 1)))
-        kv_tokens = round(2.0 * math.log2(max(load.kv_tokens, 1)))
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        times = self._seen[tokens, kv_tokens] = self._seen.get((tokens, kv_tokens), 0) + 1
-        return times > _FAMILIAR_STEPS
-
-    def _features(self, load: VerifyLoad) -> FloatArray:
-        kv, requests = float(load.kv_tokens), float(load.num_requests)
-        low, high, share = self._nearest_priors(kv, load.num_requests)
-        numbers = float(load.num_tokens), kv, requests, float(load.longest_draft)
-        return featured((self._grid, low, high, self._edges), share, numbers)
+        prior = tables, _kv_counts(middle)
+        return learn_steps(self._regression.filter, self._stairs, self._seen, prior, steps)
 
     def _seconds_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:
         """Seconds at every point of the token grid, `[grid]`; kept for the next call."""
@@ -178,7 +164,7 @@ class LearntForward:
         """What prices at a load are computed from."""
         regression = self._regression
         below, above, share = self._nearest_priors(kv_tokens, num_requests)
-        tables = self._grid, below, above, self._stairs.correction
+        tables = self._grid, below, above, self._stairs[-1]
         if regression is None:
             return tables, (share, 0.0), PRIOR_ALONE
         return tables, (share, regression.scale), regression.coefficients
@@ -187,14 +173,12 @@ class LearntForward:
         self, kv_tokens: float, num_requests: int
     ) -> tuple[FloatArray, FloatArray, float]:
         """The prior on the token grid at the two nearest kept KV counts; how near to the second."""
-        if kv_tokens < 1.0:
-            kept = self._kept_prior(-1, num_requests)
-            return kept, kept, 0.0
-        below = math.floor(math.log(kv_tokens) / _LOG_KV_STEP)
-        low = _KV_STEP**below
-        share = (kv_tokens - low) / (_KV_STEP * low - low)
+        low, high = _kv_counts(kv_tokens)
+        below = round(math.log(low) / _LOG_KV_STEP) if low > 0.0 else -1
         kept = self._kept_prior(below, num_requests)
-        return kept, self._kept_prior(below + 1, num_requests), share
+        if low == 0.0:
+            return kept, kept, 0.0
+        return kept, self._kept_prior(below + 1, num_requests), (kv_tokens - low) / (high - low)
 
     def _kept_prior(self, kv_index: int, num_requests: int) -> FloatArray:
         kept = self._kept.get((kv_index, num_requests))
@@ -206,3 +190,11 @@ class LearntForward:
             kept = np.full(self._grid.shape, seconds, dtype=float)
             self._kept[kv_index, num_requests] = kept
         return kept
+
+
+def _kv_counts(kv_tokens: float) -> tuple[float, float]:
+    """The two nearest KV counts at which the prior is kept; 0 and infinity for none at all."""
+    if kv_tokens < 1.0:
+        return 0.0, math.inf
+    low = _KV_STEP ** math.floor(math.log(kv_tokens) / _LOG_KV_STEP)
+    return low, low * _KV_STEP

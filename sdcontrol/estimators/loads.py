@@ -3,16 +3,28 @@
 Knows nothing of seconds, except which of them no clock can have meant.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+
 from sdcontrol.columns import NO_LIMIT
-from sdcontrol.core import Observation, family_of
+from sdcontrol.core import FloatArray, Observation, family_of
 from sdcontrol.estimators.price import sparse_budget
 
-__all__ = ["DraftLoad", "VerifyLoad", "draft_loads", "is_plausible", "verify_load"]
+__all__ = [
+    "LONGEST_SECONDS",
+    "SHORTEST_SECONDS",
+    "DraftLoad",
+    "VerifyLoad",
+    "draft_loads",
+    "is_plausible",
+    "measured_loads",
+    "verify_load",
+]
 
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-9, 1e5
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e5  # of a phase of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,7 @@ class DraftLoad:
 
 def is_plausible(seconds: float) -> bool:
     """Whether a phase of a step can have taken so long; False for NaN."""
-    return _SHORTEST_SECONDS < seconds < _LONGEST_SECONDS
+    return SHORTEST_SECONDS < seconds < LONGEST_SECONDS
 
 
 def verify_load(observation: Observation) -> VerifyLoad:
@@ -49,6 +61,20 @@ def verify_load(observation: Observation) -> VerifyLoad:
         len(view.requests),
         max(observation.proposed, default=0),
     )
+
+
+def measured_loads(observations: Sequence[Observation]) -> FloatArray:
+    """Of the forwards that were timed: tokens, KV tokens, requests, longest draft, seconds, `[steps, 5]`."""
+    rows: list[float] = []
+    for one in observations:
+        requests, proposed = one.view.requests, one.proposed
+        if requests and is_plausible(one.timing.verify_seconds):
+            rows.append(len(requests) + sum(proposed) + one.view.prefill_tokens)
+            rows.append(sum([request.context_tokens for request in requests]))
+            rows.append(len(requests))
+            rows.append(max(proposed))
+            rows.append(one.timing.verify_seconds)
+    return np.array(rows, np.float64).reshape(-1, 5)
 
 
 def draft_loads(observation: Observation) -> dict[str, DraftLoad]:

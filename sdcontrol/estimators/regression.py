@@ -1,35 +1,57 @@
 """Time as a non-negative combination of features, learnt online from noisy stopwatches.
 
-Knows nothing of what the features mean. Recursive weighted least squares in information form:
+Knows nothing of what the features mean. Recursive weighted least squares in information form, in which
+all coefficients drift together as well, since a machine that others use is slower for a while:
 
-    L <- f L + (1 - f) L0 + w x x',   h <- f h + (1 - f) L0 m0 + w x y,   coefficients = L^-1 h >= 0
+    L <- L - s (L c)(L c)',   h <- h - s (c' h) L c,   s = q^2 / (1 + q^2 c' L c)
+    L <- f L + (1 - f) L0 + w x x',   h <- f h + (1 - f) L0 m0 + w x y,   c = argmin over c >= 0
 
-so that directions that are not excited leak back to the prior instead of blowing up. Errors are
-relative (w = 1 / time^2). A lone outlier counts for little; several in a row on the same side are a
-change of speed and rescale everything.
+so that what steps of one moment differ by is told from what moments differ by, and directions that are not
+excited leak back to the prior instead of blowing up. Errors are relative (w = 1 / time^2). A lone outlier
+counts for little; several in a row on the same side are a change of speed and rescale everything.
 """
 
 import math
-from collections import deque
-from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
-from sdcontrol.estimators.loads import is_plausible
+from sdcontrol.estimators.loads import LONGEST_SECONDS, SHORTEST_SECONDS
+from sdcontrol.estimators.non_negative import non_negative_solution
 
-__all__ = ["OnlineRegression"]
+__all__ = ["FILTER", "SCALE", "Filter", "OnlineRegression", "absorb", "predicted"]
 
-_FORGET = 0.985  # of the past, per step
+_FORGET = 0.995  # of the past, per measurement
+_TOGETHER = 0.05  # of all coefficients, that they drift by from one measurement to the next
 _RELATIVE_NOISE = 0.1  # of one measurement
 _OUTLIER = 0.35  # log-ratio beyond which a measurement is not noise
 _CHANGE_STEPS = 4  # outliers in a row on one side that make a change of speed
 _WARM_UP_STEPS = 5  # measurements whose median sets the first scale
 _MOST_LOG_RATIO = 30.0
-_MOST_SWAPS = 4  # of active sets, before starting over from the full one
-_LEAST_PIVOT = 1e-12  # of the diagonal: what rounding leaves of a direction that another repeats
+
+SCALE, _LEVEL = (
+    0,
+    1,
+)  # in the filter's memory: what is 1 there; how all that is familiar moved since
+_MEASURED, _HAS_SCALE, _RECENT = (
+    2,
+    3,
+    4,
+)  # measurements; whether it was given; outliers in a row, signed
+_SIDE = 5  # their log-ratios
+_FIRST = _SIDE + _CHANGE_STEPS  # what the first measurements made of the scale
+_MEMORY = _FIRST + _WARM_UP_STEPS
+
+Filter = tuple[
+    FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray
+]
+"""Changed in place: precision `[features, features]`, target, relative coefficients and those in seconds per
+unit of each raw feature `[features]`, memory. Fixed: units `[features]`, the prior's precision and target."""
+FILTER = (
+    "Tuple((float64[:,::1], float64[::1], float64[::1], float64[::1], float64[::1], float64[::1],"
+    "float64[:,::1], float64[::1]))"
+)
 
 
 class OnlineRegression:
@@ -53,165 +75,174 @@ class OnlineRegression:
         self.units: FloatArray = np.where(units > 0.0, units, 1.0)
         together = 0.0 if common is None else np.outer(common, common)
         covariance: FloatArray = np.asarray(np.diag(spread**2) + together, np.float64)
-        self._precision: FloatArray = np.asarray(np.linalg.inv(covariance), np.float64)
-        self._target: FloatArray = self._precision @ prior
-        self._prior = self._precision.copy(), self._target.copy()
-        self._relative: FloatArray = prior.copy()
-        self._recent: deque[float] = deque(maxlen=_CHANGE_STEPS)
-        self._first: list[float] = []
-        self._has_scale = scale is not None
-        self.scale = 1.0 if scale is None else scale
-        self.num_measured = 0
-        self.coefficients: FloatArray = self.scale * self._relative / self.units
+        memory = np.zeros(_MEMORY)
+        memory[[SCALE, _LEVEL]] = 1.0 if scale is None else scale
+        memory[_HAS_SCALE] = scale is not None
+        relative = np.array(prior, np.float64)
+        self.coefficients: FloatArray = memory.item(SCALE) * relative / self.units
         """Seconds per unit of each raw feature, `[features]`. Do not write to it."""
+        precision: FloatArray = np.asarray(np.linalg.inv(covariance), np.float64)
+        target: FloatArray = precision @ relative
+        self.filter: Filter = (
+            precision,
+            target,
+            relative,
+            self.coefficients,
+            memory,
+            self.units,
+            precision.copy(),
+            target.copy(),
+        )
+        """What `absorb` changes."""
+        self._memory = memory
+
+    @property
+    def scale(self) -> float:
+        """Seconds at the point of reference, by the prior."""
+        return self._memory.item(SCALE)
+
+    @property
+    def level(self) -> float:
+        """The scale, times as many as everything takes longer since it was settled."""
+        return self._memory.item(_LEVEL)
+
+    @property
+    def num_measured(self) -> int:
+        """Measurements that were learnt."""
+        return int(self._memory[_MEASURED])
 
     def predict(self, features: FloatArray) -> float:
         """Seconds for these raw features, `[features]`."""
-        return float(self.coefficients @ features)
+        return float(predicted(self.filter, features))
 
     def update(
         self,
         features: FloatArray,
         seconds: float,
         *,
-        expected: float | None = None,
         is_familiar: bool = True,
         trust: float = 1.0,
     ) -> bool:
         """Learn one measurement; whether it completed a change of speed. Nonsense is left out.
 
-        `expected` is the best prediction there was, by default `predict(features)`. Only where the
-        load `is_familiar` can a surprise be an outlier or a change of speed; elsewhere it is news,
-        to be trusted as far as `trust` says.
+        Only where the load `is_familiar` can a surprise be an outlier or a change of speed; elsewhere it is
+        news, to be trusted as far as `trust` says.
         """
-        expected = self.predict(features) if expected is None else expected
-        if not (is_plausible(seconds) and expected > 0.0):
-            return False
-        ratio = math.log(seconds) - math.log(expected)
-        self.num_measured += 1
-        changed = False
-        if self.num_measured <= _WARM_UP_STEPS and not self._has_scale:
-            self._settle_scale(features, seconds)
-        else:
-            changed = is_familiar and self._is_new_speed(ratio)
-        distrusted = is_familiar and not changed and abs(ratio) > _OUTLIER
-        _absorb(
-            (self._precision, self._target, self._relative, self.coefficients),
-            self._prior,
-            (features, self.units),
-            (seconds, self.scale, (_OUTLIER / ratio) ** 4 if distrusted else trust),
-        )
-        return changed
+        expected = self.predict(features)
+        return bool(absorb(self.filter, features, (seconds, expected, trust), is_familiar))
 
     def rescale(self, factor: float) -> None:
         """Take everything for that many times as long as before."""
-        self.scale *= factor
-        self.coefficients = self.scale * self._relative / self.units
-
-    def _settle_scale(self, features: FloatArray, seconds: float) -> None:
-        """The median of the first few, each against the prior's shape."""
-        self._first.append(seconds / max(float(self._relative @ (features / self.units)), 1e-12))
-        self.scale = median(self._first)
-
-    def _is_new_speed(self, ratio: float) -> bool:
-        """Rescale after outliers in a row on one side; whether that was so."""
-        self._recent.append(min(max(ratio, -_MOST_LOG_RATIO), _MOST_LOG_RATIO))
-        least, most = min(self._recent), max(self._recent)
-        is_one_sided = least > _OUTLIER or most < -_OUTLIER
-        if len(self._recent) < _CHANGE_STEPS or not is_one_sided:
-            return False
-        self.scale *= math.exp(median(self._recent))
-        self._recent.clear()
-        self.num_measured = _WARM_UP_STEPS + 1
-        return True
+        _rescale(self.filter, factor)
 
 
-@compiled("float64[:, ::1](boolean[::1], float64[:, ::1])")
-def _root(active: NDArray[np.bool_], precision: FloatArray) -> FloatArray:
-    """The Cholesky factor of `precision`, with 1 in the place of what is not active."""
-    root = np.zeros(precision.shape)
-    for i in range(len(root)):
-        for j in range(i + 1):
-            rest = precision[i, j] if active[i] and active[j] else 1.0 * (i == j)
-            least = _LEAST_PIVOT * rest
-            for k in range(j):
-                rest -= root[i, k] * root[j, k]
-            root[i, j] = math.sqrt(max(rest, least)) if i == j else rest / root[j, j]
-    return root
+@compiled(f"void({FILTER}, float64)")
+def _rescale(kept: Filter, factor: float) -> None:
+    _, _, relative, coefficients, memory, units, _, _ = kept
+    memory[SCALE] *= factor
+    memory[_LEVEL] *= factor
+    coefficients[:] = memory[SCALE] * relative / units
 
 
-@compiled("float64[::1](boolean[::1], float64[:, ::1], float64[::1])")
-def _solved_on(active: NDArray[np.bool_], precision: FloatArray, target: FloatArray) -> FloatArray:
-    """The unconstrained argmin with all but the active coefficients held at 0."""
-    root = _root(active, precision)
-    solution = np.zeros(len(target))
-    for i in range(len(target)):
-        rest = target[i] if active[i] else 0.0
-        for k in range(i):
-            rest -= root[i, k] * solution[k]
-        solution[i] = rest / root[i, i]
-    for i in range(len(target) - 1, -1, -1):
-        rest = solution[i]
-        for k in range(i + 1, len(target)):
-            rest -= root[k, i] * solution[k]
-        solution[i] = rest / root[i, i]
-    return solution
+@compiled(f"float64({FILTER}, float64[::1])")
+def predicted(kept: Filter, features: FloatArray) -> float:
+    """Seconds for raw features, `[features]`."""
+    total = 0.0
+    for i in range(len(features)):
+        total += kept[3][i] * features[i]
+    return total
 
 
-@compiled("float64[::1](float64[:, ::1], float64[::1], float64[::1])")
-def _non_negative_solution(
-    precision: FloatArray, target: FloatArray, last: FloatArray
-) -> FloatArray:
-    """argmin of x' P x / 2 - t' x over x >= 0, by active sets, starting from that of `last`."""
-    active = last > 0.0
-    for _ in range(_MOST_SWAPS):
-        solution = _solved_on(active, precision, target)
-        is_settled = True
-        for i in range(len(target)):
-            pull = 0.0
-            for j in range(len(target)):
-                pull += precision[i, j] * solution[j]
-            leaves = solution[i] < 0.0
-            enters = not active[i] and pull < target[i] * (1.0 - 1e-9)
-            if leaves or enters:
-                active[i], is_settled = enters, False
-        if is_settled:
-            return solution
-    active[:] = True
-    solution = _solved_on(active, precision, target)
-    while (solution < 0.0).any():
-        active &= solution > 0.0
-        solution = _solved_on(active, precision, target)
-    return solution
+@compiled("boolean(float64[::1], float64)")
+def _is_new_speed(memory: FloatArray, ratio: float) -> bool:
+    """Rescale after outliers in a row on one side; whether that was so."""
+    if abs(ratio) <= _OUTLIER:
+        memory[_RECENT] = 0.0
+        return False
+    side = 1.0 if ratio > 0.0 else -1.0
+    before = abs(memory[_RECENT]) if memory[_RECENT] * side > 0.0 else 0.0
+    memory[_SIDE + int(before)] = min(max(ratio, -_MOST_LOG_RATIO), _MOST_LOG_RATIO)
+    memory[_RECENT] = side * (before + 1.0)
+    if before + 1.0 < _CHANGE_STEPS:
+        return False
+    factor = math.exp(np.median(memory[_SIDE : _SIDE + _CHANGE_STEPS]))
+    memory[SCALE] *= factor
+    memory[_LEVEL] *= factor
+    memory[_RECENT] = 0.0
+    return True
+
+
+@compiled("void(float64[:,::1], float64[::1], float64[::1])")
+def _let_drift(precision: FloatArray, target: FloatArray, relative: FloatArray) -> None:
+    """All coefficients together become uncertain by a share of themselves; the mean stays."""
+    size, along, towards = len(relative), np.zeros(len(relative)), 0.0
+    for i in range(size):
+        for j in range(size):
+            along[i] += precision[i, j] * relative[j]
+        towards += relative[i] * target[i]
+    known = 0.0
+    for i in range(size):
+        known += relative[i] * along[i]
+    share = _TOGETHER**2 / (1.0 + _TOGETHER**2 * known)
+    for i in range(size):
+        target[i] -= share * towards * along[i]
+        for j in range(size):
+            precision[i, j] -= share * along[i] * along[j]
 
 
 @compiled(
-    "void(Tuple((float64[:, ::1], float64[::1], float64[::1], float64[::1])),"
-    " Tuple((float64[:, ::1], float64[::1])), UniTuple(float64[::1], 2), UniTuple(float64, 3))"
+    "void(UniTuple(float64[::1], 2), Tuple((float64[:,::1], float64[::1], float64[:,::1], float64[::1])), UniTuple(float64, 2))"
 )
-def _absorb(
-    state: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
-    prior: tuple[FloatArray, FloatArray],  # precision, target
-    load: tuple[FloatArray, FloatArray],  # features, units
-    measured: tuple[float, float, float],  # seconds, the scale, how far to trust it
+def _add(
+    load: tuple[FloatArray, FloatArray],  # features in their units, relative coefficients
+    sums: tuple[
+        FloatArray, FloatArray, FloatArray, FloatArray
+    ],  # precision and target; the prior's
+    measured: tuple[float, float],  # seconds in units of the scale, weight
 ) -> None:
-    """One step of least squares, in units of the scale.
-
-    Changes `state` in place: precision, target, solution, solution in seconds per raw feature.
-    """
-    precision, target, relative, coefficients = state
-    prior_precision, prior_target = prior
-    features, units = load
-    seconds, scale, trust = measured
-    normal, relative_seconds, predicted = features / units, seconds / scale, 0.0
-    for i in range(len(normal)):
-        predicted += relative[i] * normal[i]
-    weight = trust / (_RELATIVE_NOISE * max(predicted, relative_seconds)) ** 2
+    """One step of least squares, in place: the normal equations, and the coefficients."""
+    (normal, relative), (precision, target, prior_precision, prior_target) = load, sums
+    seconds, weight = measured
+    _let_drift(precision, target, relative)
     for i in range(len(normal)):
         for j in range(len(normal)):
             leak = _FORGET * precision[i, j] + (1.0 - _FORGET) * prior_precision[i, j]
             precision[i, j] = leak + weight * normal[i] * normal[j]
         leak = _FORGET * target[i] + (1.0 - _FORGET) * prior_target[i]
-        target[i] = leak + weight * relative_seconds * normal[i]
-    relative[:] = _non_negative_solution(precision, target, relative)
-    coefficients[:] = scale * relative / units
+        target[i] = leak + weight * seconds * normal[i]
+    relative[:] = non_negative_solution(precision, target, relative)
+
+
+@compiled(f"boolean({FILTER}, float64[::1], UniTuple(float64, 3), boolean)")
+def absorb(
+    kept: Filter,
+    features: FloatArray,
+    measured: tuple[float, float, float],  # seconds, those expected, how far to trust it
+    is_familiar: bool,
+) -> bool:
+    """Learn one measurement of `features` in place; see `OnlineRegression.update`."""
+    precision, target, relative, coefficients, memory, units, prior_precision, prior_target = kept
+    seconds, expected, trust = measured
+    if not (SHORTEST_SECONDS < seconds < LONGEST_SECONDS and expected > 0.0):
+        return False
+    normal, nth = features / units, int(memory[_MEASURED])
+    before, ratio = (relative * normal).sum(), math.log(seconds / expected)
+    memory[_MEASURED] += 1.0
+    is_settled = nth >= _WARM_UP_STEPS or memory[_HAS_SCALE] > 0.0
+    if not is_settled:
+        memory[_FIRST + nth] = seconds / max(before, 1e-12)
+        memory[SCALE] = memory[_LEVEL] = np.median(memory[_FIRST : _FIRST + nth + 1])
+    elif is_familiar and _is_new_speed(memory, ratio):
+        memory[_MEASURED] = max(memory[_MEASURED], _WARM_UP_STEPS + 1.0)
+        coefficients[:] = memory[SCALE] * relative / units
+        return True
+    relative_seconds = seconds / memory[SCALE]
+    if is_familiar and abs(ratio) > _OUTLIER:
+        trust *= (_OUTLIER / ratio) ** 4
+    weight = trust / (_RELATIVE_NOISE * max(before, relative_seconds)) ** 2
+    sums = precision, target, prior_precision, prior_target
+    _add((normal, relative), sums, (relative_seconds, weight))
+    if is_settled and is_familiar:
+        memory[_LEVEL] *= (relative * normal).sum() / max(before, 1e-12)
+    coefficients[:] = memory[SCALE] * relative / units
+    return False

@@ -4,16 +4,19 @@ Knows nothing of where its residuals come from. Neighbouring token counts share 
 narrow kernel; where nothing was measured there is no correction.
 """
 
-from bisect import bisect_left
-
 import numpy as np
 
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 
-__all__ = ["Staircase", "interpolated", "token_grid"]
+__all__ = ["STAIRS", "Stairs", "climb", "interpolated", "new_stairs", "token_grid"]
 
-_SHRINK_STEPS = 2.0  # measurements that "no correction" is worth
+Stairs = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
+"""Token counts `[grid]`; how near they are to one another `[grid, grid]`; changed in place, `[grid]`: smoothed
+measurements, smoothed residuals, and the correction that they make."""
+STAIRS = "Tuple((float64[::1], float64[:,::1], float64[::1], float64[::1], float64[::1]))"
+
+_SHRINK_STEPS = 4.0  # measurements that "no correction" is worth
 _MEMORY_STEPS = 50.0  # measurements after which a stair forgets
 _FADE = 0.997  # of every stair's evidence, per measurement anywhere: none is believed for ever
 _KERNEL_OCTAVES = 0.12
@@ -49,37 +52,19 @@ def interpolated(tokens: FloatArray, grid: FloatArray, values: FloatArray) -> Fl
     return result
 
 
-class Staircase:
-    """Corrections on a grid of token counts, `[grid]`."""
-
-    def __init__(self, grid: FloatArray) -> None:
-        self._stairs: list[float] = grid.tolist()
-        octaves = np.log2(grid)
-        distance = (octaves[:, None] - octaves[None, :]) / _KERNEL_OCTAVES
-        self._kernel: FloatArray = np.exp(-0.5 * distance**2)
-        self._weight: FloatArray = np.zeros(len(grid))  # smoothed measurements
-        self._total: FloatArray = np.zeros(len(grid))  # smoothed residuals
-        self.correction: FloatArray = np.zeros(len(grid))
-
-    def update(self, num_tokens: float, residual: float) -> None:
-        """Learn one residual."""
-        index = min(bisect_left(self._stairs, num_tokens), len(self._stairs) - 1)
-        _climb(self._kernel[index], residual, self._weight, self._total, self.correction)
-
-    def forget(self) -> None:
-        """Start over."""
-        self._weight[:] = self._total[:] = self.correction[:] = 0.0
+def new_stairs(grid: FloatArray) -> Stairs:
+    """Corrections of nothing, on a grid of token counts."""
+    octaves = np.log2(grid)
+    distance = (octaves[:, None] - octaves[None, :]) / _KERNEL_OCTAVES
+    kernel: FloatArray = np.exp(-0.5 * distance**2)
+    return grid, kernel, np.zeros(len(grid)), np.zeros(len(grid)), np.zeros(len(grid))
 
 
-@compiled("void(float64[::1], float64, float64[::1], float64[::1], float64[::1])")
-def _climb(
-    kernel: FloatArray,
-    residual: float,
-    weight: FloatArray,
-    total: FloatArray,
-    correction: FloatArray,
-) -> None:
-    """Learn a residual where `kernel` says; changes the last three, all `[grid]`, in place."""
+@compiled(f"void({STAIRS}, int64, float64)")
+def climb(stairs: Stairs, stair: int, residual: float) -> None:
+    """Learn a residual at a stair and, as far as they are near, at its neighbours."""
+    _, kernels, weight, total, correction = stairs
+    kernel = kernels[stair]
     for i in range(len(kernel)):
         fade = _FADE - kernel[i] / _MEMORY_STEPS
         weight[i] = weight[i] * fade + kernel[i]
