@@ -208,7 +208,7 @@ def test_a_measurement_enters_the_normal_equations_once_all_prices_may_have_drif
         regression.update(features, seconds)
         mean = np.linalg.solve(precision, target)
         covariance = np.linalg.inv(precision) + drift**2 * np.outer(relative, relative)
-        precision, y = np.linalg.inv(covariance), seconds / regression.scale
+        precision, y = np.asarray(np.linalg.inv(covariance), np.float64), seconds / regression.scale
         weight = 1.0 / (0.1 * max(float(relative @ features), y)) ** 2
         target = forget * precision @ mean + (1 - forget) * prior @ [1.0, 0.0, 0.0]
         precision = forget * precision + (1 - forget) * prior
