@@ -30,15 +30,12 @@ _CHANGE_STEPS = 4  # outliers in a row on one side that make a change of speed
 _WARM_UP_STEPS = 5  # measurements whose median sets the first scale
 _MOST_LOG_RATIO = 30.0
 
-SCALE, _LEVEL = (
-    0,
-    1,
-)  # in the filter's memory: what is 1 there; how all that is familiar moved since
-_MEASURED, _HAS_SCALE, _RECENT = (
-    2,
-    3,
-    4,
-)  # measurements; whether it was given; outliers in a row, signed
+# Places in a filter's memory.
+SCALE = 0  # seconds that a relative coefficient of 1 stands for
+_LEVEL = 1  # the same, moved as all that is familiar has moved since
+_MEASURED = 2  # measurements
+_HAS_SCALE = 3  # whether it was given
+_RECENT = 4  # outliers in a row, with their sign
 _SIDE = 5  # their log-ratios
 _FIRST = _SIDE + _CHANGE_STEPS  # what the first measurements made of the scale
 _MEMORY = _FIRST + _WARM_UP_STEPS
