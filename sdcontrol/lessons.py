@@ -22,7 +22,7 @@ __all__ = ["Lessons"]
 
 
 class Lessons:
-    """Steps that wait to be learnt from: by `acceptance` all of them, by `cost` a typical one.
+    """Steps that wait to be learnt from: all of them, but by a `cost` of one's own a typical one.
 
     `may_rest`: plans may stand for other steps, and steps be noted later, where the controller's own time
     would weigh.

@@ -67,11 +67,11 @@ class LearntForward:
 
     @property
     def speed(self) -> float:
-        """Seconds measured per second of the prior."""
+        """Seconds that the first load takes now, per second of the prior."""
         regression = self._regression
         if regression is None:
             return 1.0
-        return regression.level / regression.units.item(0)
+        return regression.reference_seconds / regression.units.item(0)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -126,27 +126,22 @@ class LearntForward:
 
         How many of them completed a change of speed.
         """
-        changes, first = 0, 0
-        requests = steps[:, 2].tolist()
-        while first < len(requests):
-            last = first + 1
-            while last < len(requests) and requests[last] == requests[first]:
-                last += 1
-            changes += self._learn_alike(steps[first:last], int(requests[first]))
-            first = last
         self._table = None
-        return changes
+        between = np.floor(np.log(np.maximum(steps[:, 1], 1.0)) / _LOG_KV_STEP)
+        new = (np.diff(steps[:, 2]) != 0.0) | (np.diff(between) != 0.0)
+        parts = np.split(steps, np.flatnonzero(new) + 1) if len(steps) else []
+        return sum([self._learn_alike(part) for part in parts])
 
-    def _learn_alike(self, steps: FloatArray, num_requests: int) -> int:
-        """Of as many requests each: the prior goes along one line between two KV counts."""
-        middle = steps.item(len(steps) // 2, 1)
-        low, high, share = self._nearest_priors(middle, num_requests)
+    def _learn_alike(self, steps: FloatArray) -> int:
+        """Of as many requests each, and KV counts between the same two at which the prior is kept."""
+        kv_tokens, num_requests = steps.item(0, 1), int(steps[0, 2])
+        low, high, share = self._nearest_priors(kv_tokens, num_requests)
         tables = self._grid, low, high, self._edges
         if self._regression is None:
             features = featured(tables, share, tuple(steps[0, :4].tolist()))
             units = np.append(features[:-1], features[-2])  # as if all drafts were as long
             self._regression = OnlineRegression(units, PRIOR_ALONE, _SPREAD)
-        prior = tables, _kv_counts(middle)
+        prior = tables, _kv_counts(kv_tokens)
         return learn_steps(self._regression.filter, self._stairs, self._seen, prior, steps)
 
     def _seconds_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:

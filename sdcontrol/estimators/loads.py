@@ -67,12 +67,9 @@ def measured_loads(observations: Sequence[Observation]) -> FloatArray:
     """Of the forwards that were timed: tokens, KV tokens, requests, longest draft, seconds, `[steps, 5]`."""
     rows: list[float] = []
     for one in observations:
-        requests, proposed = one.view.requests, one.proposed
-        if requests and is_plausible(one.timing.verify_seconds):
-            rows.append(len(requests) + sum(proposed) + one.view.prefill_tokens)
-            rows.append(sum([request.context_tokens for request in requests]))
-            rows.append(len(requests))
-            rows.append(max(proposed))
+        if one.view.requests and is_plausible(one.timing.verify_seconds):
+            load = verify_load(one)
+            rows += (load.num_tokens, load.kv_tokens, load.num_requests, load.longest_draft)
             rows.append(one.timing.verify_seconds)
     return np.array(rows, np.float64).reshape(-1, 5)
 

@@ -32,11 +32,10 @@ _MOST_LOG_RATIO = 30.0
 
 # Places in a filter's memory.
 SCALE = 0  # seconds that a relative coefficient of 1 stands for
-_LEVEL = 1  # the same, moved as all that is familiar has moved since
-_MEASURED = 2  # measurements
-_HAS_SCALE = 3  # whether it was given
-_RECENT = 4  # outliers in a row, with their sign
-_SIDE = 5  # their log-ratios
+_MEASURED = 1  # measurements
+_HAS_SCALE = 2  # whether it was given
+_RECENT = 3  # outliers in a row, with their sign
+_SIDE = 4  # their log-ratios
 _FIRST = _SIDE + _CHANGE_STEPS  # what the first measurements made of the scale
 _MEMORY = _FIRST + _WARM_UP_STEPS
 
@@ -73,7 +72,7 @@ class OnlineRegression:
         together = 0.0 if common is None else np.outer(common, common)
         covariance: FloatArray = np.asarray(np.diag(spread**2) + together, np.float64)
         memory = np.zeros(_MEMORY)
-        memory[[SCALE, _LEVEL]] = 1.0 if scale is None else scale
+        memory[SCALE] = 1.0 if scale is None else scale
         memory[_HAS_SCALE] = scale is not None
         relative = np.array(prior, np.float64)
         self.coefficients: FloatArray = memory.item(SCALE) * relative / self.units
@@ -99,9 +98,9 @@ class OnlineRegression:
         return self._memory.item(SCALE)
 
     @property
-    def level(self) -> float:
-        """The scale, times as many as everything takes longer since it was settled."""
-        return self._memory.item(_LEVEL)
+    def reference_seconds(self) -> float:
+        """The same by what was learnt since."""
+        return self.predict(self.units)
 
     @property
     def num_measured(self) -> int:
@@ -137,7 +136,6 @@ class OnlineRegression:
 def _rescale(kept: Filter, factor: float) -> None:
     _, _, relative, coefficients, memory, units, _, _ = kept
     memory[SCALE] *= factor
-    memory[_LEVEL] *= factor
     coefficients[:] = memory[SCALE] * relative / units
 
 
@@ -164,7 +162,6 @@ def _is_new_speed(memory: FloatArray, ratio: float) -> bool:
         return False
     factor = math.exp(np.median(memory[_SIDE : _SIDE + _CHANGE_STEPS]))
     memory[SCALE] *= factor
-    memory[_LEVEL] *= factor
     memory[_RECENT] = 0.0
     return True
 
@@ -228,7 +225,7 @@ def absorb(
     is_settled = nth >= _WARM_UP_STEPS or memory[_HAS_SCALE] > 0.0
     if not is_settled:
         memory[_FIRST + nth] = seconds / max(before, 1e-12)
-        memory[SCALE] = memory[_LEVEL] = np.median(memory[_FIRST : _FIRST + nth + 1])
+        memory[SCALE] = np.median(memory[_FIRST : _FIRST + nth + 1])
     elif is_familiar and _is_new_speed(memory, ratio):
         memory[_MEASURED] = max(memory[_MEASURED], _WARM_UP_STEPS + 1.0)
         coefficients[:] = memory[SCALE] * relative / units
@@ -239,7 +236,5 @@ def absorb(
     weight = trust / (_RELATIVE_NOISE * max(before, relative_seconds)) ** 2
     sums = precision, target, prior_precision, prior_target
     _add((normal, relative), sums, (relative_seconds, weight))
-    if is_settled and is_familiar:
-        memory[_LEVEL] *= (relative * normal).sum() / max(before, 1e-12)
     coefficients[:] = memory[SCALE] * relative / units
     return False
