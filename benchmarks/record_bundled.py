@@ -6,12 +6,14 @@ To be run again whenever a policy or an estimator is changed on purpose: the tra
 controller's regression test, and an older one holds the decisions of the older controller. A trace
 for what-if replays has to hold drafts of every drafter, whose times are fitted to it; what `goodput`
 tries out depends on what it measures, so such a run is repeated a few times at most. A trace takes
-the place of its predecessor when it is done.
+the place of its predecessor when it is done. Nothing is recorded beside programs that take the core
+away: of such steps no times can be fitted.
 """
 
 import argparse
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,7 @@ __all__ = ["main", "record_with_all_drafters", "unused_families"]
 _ONE_DRAFTER = ("smartspec", "ema_steps", "budget_argmax", "heuristic", "concurrency_schedule")
 _STEPS_BETWEEN_ARRIVALS = 5
 _MOST_TRIES = 5
+_LEAST_SHARE = 0.95  # of the time on the core
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,15 @@ def _record(run: _Run, path: Path) -> ReplayReport:
         with recorder:
             engine = Engine(target, drafters=drafters, planner=recorder, config=config)
             recorder.describe(facts_of_run(engine, drafters))
+            began = time.perf_counter(), time.process_time()
             requests = _decode(engine, run)
+            share = (time.process_time() - began[1]) / (time.perf_counter() - began[0])
             engine.close()
+        if share < _LEAST_SHARE:
+            raise TraceError(
+                f"the process had the core for {share:.0%} of the time, at least {_LEAST_SHARE:.0%} is "
+                "needed; stop other programs"
+            )
         return requests
 
     if run.has_acceptance_table:

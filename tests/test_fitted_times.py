@@ -101,7 +101,7 @@ def test_a_short_run_predicts_the_rest_of_it(num_steps: int, seed: int) -> None:
 
 @pytest.mark.parametrize("num_steps", [30, 60])
 def test_part_of_a_recording_predicts_the_rest_of_it(num_steps: int) -> None:
-    """Of steps that a machine took: within 15 % on average, and 20 % where nothing was warned of: larger steps, or prompts where none was seen."""
+    """Of steps that a machine took: within 15 % on average, and 20 % where nothing was warned of: larger steps, prompts or rounds of which none or few were seen."""
     seen = list(Trace(bundled_trace()).observations())
     firsts = range(0, len(seen) - num_steps + 1, 15)
     off, known = [], []
@@ -167,6 +167,29 @@ def test_prompts_are_warned_of_once_where_none_was_recorded() -> None:
             fitted.timing(replace(usual, prefill_tokens=prompt))
     assert [log["event"] for log in logs] == ["step_times_extrapolated"]
     assert "a step of 64 prompt tokens, while no recorded step has any" in logs[0]["reason"]
+
+
+def test_rounds_that_were_hardly_recorded_but_with_catch_up_are_warned_of_once() -> None:
+    """Few steps do not tell rounds from catch-up: a model's were taken for four times too long."""
+    seen = recorded_steps(1)
+    lagged = [one for one in seen if _catch_up(one)]
+    current = [one for one in seen if _catch_up(one) == 0]
+    others = [one for one in seen if _catch_up(one) is None]
+    step = StepWork(4, 4, 100, 0, 8, {"draft_model": DraftWork((4,), (100,), 0)})
+    for drafted, warned in ((lagged[:3], 1), (lagged[:4], 0), ([lagged[0], current[0]], 0)):
+        with capture_logs() as logs:
+            fitted = FittedTimes([*others, *drafted])
+            fitted.timing(replace(step, drafts={}))
+            assert not logs
+            fitted.timing(step)
+            fitted.timing(step)
+        assert len(logs) == warned
+        assert all("rounds of 'draft_model' without the catch-up" in log["reason"] for log in logs)
+
+
+def _catch_up(seen: Observation) -> int | None:
+    draft = work_of(seen).drafts.get("draft_model")
+    return None if draft is None else draft.catch_up_tokens
 
 
 def test_steps_far_beyond_the_recorded_are_warned_of_once_and_then_refused() -> None:

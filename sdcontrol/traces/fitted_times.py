@@ -16,7 +16,7 @@ models or machines.
 
 import copy
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sdcontrol.core import Observation, Timing, family_of
 from sdcontrol.errors import TraceError
@@ -37,6 +37,7 @@ _SIMPLE_DRAFT = ((1,),)  # rounds
 _SIMPLE = ((0,),)  # 1
 _EXTENT = ("requests", "tokens of context")
 _SAID, _REFUSED = 2.0, 4.0  # times the largest that was recorded
+_FEW = 4  # steps with drafts of a family: of fewer, rounds may be taken for catch-up
 
 _Rows = list[tuple[list[float], float]]
 
@@ -81,7 +82,7 @@ class FittedTimes:
             )
         self._most = tuple(max(column) for column in zip(*extents, strict=True))
         self._has_prompts = any(features[_PROMPT] for features, _ in verify)
-        self._is_warned = False
+        self._least_lag, self._warned = _least_lags(drafts), set[str]()
         self.verify, self.overhead = _line(verify, _SIMPLE_VERIFY), _line(overhead)
         self.controller = _line(controller) if controller else None
         self.drafts = {family: _line(rows, _SIMPLE_DRAFT) for family, rows in drafts.items()}
@@ -95,13 +96,15 @@ class FittedTimes:
             if seen.view.requests
         ]
         fitted.controller = _line(rows) if rows else None
+        fitted._warned = set()
         return fitted
 
     def timing(self, work: StepWork) -> Timing:
         """Average seconds of such a step.
 
-        The first step with over twice the requests or context of any that was recorded, or with a prompt where
-        none was, is warned of. Raises `TraceError` for one with over 4 times, and for a family never seen to draft.
+        Warned of once each: over twice the requests or context of any step that was recorded, a prompt where
+        none was, rounds that were hardly recorded but with catch-up. Raises `TraceError` for over 4 times, and for a
+        family never seen to draft.
         """
         self._check_extent(work)
         return Timing(
@@ -113,20 +116,25 @@ class FittedTimes:
 
     def _check_extent(self, work: StepWork) -> None:
         for name, value, most in zip(_EXTENT, _extent(work), self._most, strict=True):
-            if value <= _SAID * most or (self._is_warned and value <= _REFUSED * most):
+            if value <= _SAID * most:
                 continue
             told = f"a step of {value} {name}, while no recorded step has more than {most}"
             remedy = "record steps as large, simulate a lighter load, or give a cost model"
             if value > _REFUSED * most:
                 raise TraceError(f"{told}; {_REFUSED:g} times as many is the limit: {remedy}")
-            self._warn(told, remedy)
-        if work.prefill_tokens and not (self._has_prompts or self._is_warned):
+            self._warn(name, told, remedy)
+        if work.prefill_tokens and not self._has_prompts:
             told = f"a step of {work.prefill_tokens} prompt tokens, while no recorded step has any"
-            self._warn(told, "record prompts too, or give a cost model")
+            self._warn("prompts", told, "record prompts too, or give a cost model")
+        for family, draft in work.drafts.items():
+            if _lag(_draft_features(draft)) < self._least_lag.get(family, 0.0):
+                told = f"rounds of {family!r} without the catch-up that the few recorded ones had"
+                self._warn(family, told, "record more of them, or give a cost model")
 
-    def _warn(self, reason: str, remedy: str) -> None:
-        self._is_warned = True
-        _log.warning("step_times_extrapolated", reason=reason, remedy=remedy)
+    def _warn(self, subject: str, reason: str, remedy: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            _log.warning("step_times_extrapolated", reason=reason, remedy=remedy)
 
     def _draft(self, family: str, work: DraftWork) -> float:
         line = self.drafts.get(family)
@@ -226,6 +234,18 @@ def _draft_features(work: DraftWork) -> list[float]:
         sum(work.kv_tokens_by_round),
         work.catch_up_tokens,
     ]
+
+
+def _least_lags(drafts: Mapping[str, _Rows]) -> dict[str, float]:
+    """Tokens of catch-up per round, at least, of families with few steps."""
+    few = {family: rows for family, rows in drafts.items() if len(rows) < _FEW}
+    return {family: min(_lag(features) for features, _ in rows) for family, rows in few.items()}
+
+
+def _lag(features: Sequence[float]) -> float:
+    """Tokens of catch-up per round, of the features of drafting."""
+    _, rounds, *_, catch_up_tokens = features
+    return catch_up_tokens / max(rounds, 1.0)
 
 
 def _line(rows: _Rows, simple: Sequence[Sequence[int]] = _SIMPLE) -> Line:
