@@ -169,6 +169,23 @@ def test_on_a_machine_of_another_shape_it_plans_with_the_online_cost(model: Lear
     assert usual_again.cost(view, toy) is not toy, "once steps are as learnt, it is used again"
 
 
+def test_step_times_are_handed_over_to_a_run_that_has_seen_enough(model: LearnedModel) -> None:
+    """Of about as many requests: another batch is priced by what was learnt again. Acceptance stays corrected."""
+    run = seen_run(9, 260)
+    num_requests = len(VIEW.requests)
+    alike = [one for one in run if len(one.view.requests) == num_requests]
+    policy, online = after(model, (alike * 256)[:255])
+    assert isinstance(policy.cost(VIEW, online), TermedMix)
+    policy.update(alike[0])
+    assert policy.cost(VIEW, online) is online
+    estimator = AcceptanceEstimator(8)
+    before = estimator.survival(VIEW, 8)
+    assert (policy.survival(VIEW, before)[ARM] != before[ARM]).any()
+    alone = replace(VIEW, requests=VIEW.requests[:1])
+    assert num_requests > 1
+    assert isinstance(policy.cost(alone, online), TermedMix)
+
+
 def test_requests_unlike_any_trained_on_keep_their_online_acceptance(model: LearnedModel) -> None:
     """Temperature was 0 in training: of two requests only the other is corrected."""
     request = seen_run(10, 1)[0].view.requests[0]

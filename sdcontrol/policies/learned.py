@@ -3,9 +3,11 @@
 Knows neither training nor files: a `LearnedModel` comes in. What it learnt stands on top of the online
 belief, and out of its distribution the online belief stands alone, so that it is not worse informed
 than `goodput`: arms, batches, contexts and prompts beyond the trained ones, and machines whose steps
-follow another shape, are out; within a step, requests unlike any trained on.
+follow another shape, are out; within a step, requests unlike any trained on. Step times are handed over
+to the online cost once it has seen enough steps of about as many requests.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -20,6 +22,9 @@ __all__ = ["Learned", "LearnedConfig"]
 
 _FIRST_STEPS = 64  # of a run, each of which tells how fast the machine is
 _SPEED_STEPS = 4  # from one that does to the next, later on
+_OWN_STEPS = (
+    256  # of about as many requests, after which their times say more than those of other runs
+)
 _UNLIKE = "unlike the training data"  # said of a plan that does not rest on it
 
 
@@ -50,6 +55,7 @@ class Learned(Policy):
         self._goodput = Goodput()
         self._corrector = Corrector(model.acceptance)
         self._steps = 0
+        self._steps_like: Counter[int] = Counter()  # by bits of the number of requests
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The best plan; its reason says which belief it rests on."""
@@ -76,6 +82,7 @@ class Learned(Policy):
         if is_due and _is_learned(observation.plan):
             self.speeds.update(observation)
         self._steps += 1
+        self._steps_like[len(observation.view.requests).bit_length()] += 1
 
     def survival(
         self, view: BatchView, online: Mapping[str, FloatArray]
@@ -89,7 +96,8 @@ class Learned(Policy):
 
     def _priced(self, view: BatchView, online: Cost) -> Cost:
         is_known = self.speeds.is_measured or not self._steps
-        is_ours = self.model.prices and is_known and not self.speeds.is_strange
+        is_new = self._steps_like[len(view.requests).bit_length()] < _OWN_STEPS
+        is_ours = self.model.prices and is_new and is_known and not self.speeds.is_strange
         return self.speeds.with_online(online, view) if is_ours else online
 
 
