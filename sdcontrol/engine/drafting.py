@@ -5,7 +5,7 @@ nonsense is quarantined: its family is offered no more, the step goes on without
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sdcontrol.core import BatchView, Choice, Confidence, Hint, Plan, family_of
@@ -18,17 +18,16 @@ from sdcontrol.engine.drafters.base import (
 )
 from sdcontrol.engine.drafters.vetting import check_distributions, check_draft, check_offer
 from sdcontrol.engine.request import Request
+from sdcontrol.engine.shadows import ShadowDrafts
 from sdcontrol.errors import ConfigError, DrafterFault
 from sdcontrol.logs import EventLog
 
-__all__ = ["Drafting", "Drafts", "ShadowDrafts", "agreements"]
+__all__ = ["Drafting", "Drafts"]
 
 log = EventLog(__name__)
 
 Refine = Callable[[BatchView, Plan, Confidence], Plan]
 NO_DRAFT = Draft()
-ShadowDrafts = Mapping[str, Sequence[Draft | None]]
-"""By free arm, the draft that it would have made for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,27 +159,32 @@ class Drafting:
     ) -> ShadowDrafts:
         """What every free arm would have drafted for each request, of these many tokens.
 
-        None where it was used itself, or may not be. See `agreements`.
+        None where it was used itself, or may not be. See `shadows`.
         """
         return {
-            drafter.name: [
-                self._shadow(drafter, request, length) if choice.drafter != drafter.name else None
-                for request, choice, length in zip(requests, plan.choices, lengths, strict=True)
-            ]
+            drafter.name: self._shadow(drafter, requests, plan, lengths)
             for drafter in self._drafters.values()
             if drafter.is_free and drafter.family not in self.quarantined
         }
 
-    def _shadow(self, drafter: Drafter, request: Request, length: int) -> Draft | None:
-        if not request.may_draft(drafter.family):
-            return None
-        task = DraftTask(request, drafter.name, length)
+    def _shadow(
+        self, drafter: Drafter, requests: Sequence[Request], plan: Plan, lengths: Sequence[int]
+    ) -> list[Draft | None]:
+        drafts: list[Draft | None] = [None] * len(requests)
         try:
-            (draft,) = self._checked(drafter, [task], DraftInFull([task]))
+            rows = [
+                row
+                for row, choice in enumerate(plan.choices)
+                if choice.drafter != drafter.name and _may_draft(drafter, requests[row])
+            ]
+            tasks = [DraftTask(requests[row], drafter.name, lengths[row]) for row in rows]
+            found = self._checked(drafter, tasks, DraftInFull(tasks)) if tasks else ()
         except Exception as error:
             self._quarantine(drafter.family, error)
-            return None
-        return draft
+            return drafts
+        for row, draft in zip(rows, found, strict=True):
+            drafts[row] = draft
+        return drafts
 
     def _checked(
         self,
@@ -218,26 +222,12 @@ class Drafting:
         self._faults.append(f"drafter {family} quarantined: {reason}")
 
 
-def agreements(
-    shadows: ShadowDrafts, outputs: Sequence[Sequence[int]]
-) -> dict[str, tuple[int | None, ...]]:
-    """By free arm, how far its chain agrees with each request's `outputs` of a step.
-
-    None where it drafted nothing, or has no chain of that length to offer.
-    """
-    return {
-        arm: tuple([_agreement(*pair) for pair in zip(drafts, outputs, strict=True)])
-        for arm, drafts in shadows.items()
-    }
-
-
-def _agreement(draft: Draft | None, output: Sequence[int]) -> int | None:
-    if draft is None or len(draft.tokens) < len(output):
-        return None
-    if not draft.truncated(len(output)).is_chain:
-        return None
-    pairs = zip(draft.tokens, output, strict=False)
-    return next((n for n, (drafted, token) in enumerate(pairs) if drafted != token), len(output))
+def _may_draft(drafter: Drafter, request: Request) -> bool:
+    """Whether it is allowed, and has something to draft by what it says."""
+    if not request.may_draft(drafter.family):
+        return False
+    hint = drafter.hint(request, drafter.name)
+    return hint is None or hint.max_draft_tokens != 0
 
 
 class _Session:

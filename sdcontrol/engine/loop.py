@@ -25,9 +25,10 @@ from sdcontrol.engine.batch import Batch
 from sdcontrol.engine.clock import StepClock, marks_of, unmeasured
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.build import DrafterSpec
-from sdcontrol.engine.drafting import Drafts, ShadowDrafts, agreements
+from sdcontrol.engine.drafting import Drafts
 from sdcontrol.engine.parts import EngineParts
 from sdcontrol.engine.request import FinishReason, Request, TokenEvent
+from sdcontrol.engine.shadows import ShadowDrafts, agreements
 from sdcontrol.engine.verify import Verdict, Verifier, VerifyTask
 from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.scheduler import ScheduledBatch
