@@ -20,7 +20,7 @@ from sdcontrol.policies.at_once import answer_at_once, refine_at_once
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.reading import least_seconds, read, read_drafted
-from sdcontrol.policies.worth import SAME, Pace, tokens_of, weigh_all
+from sdcontrol.policies.weighing import SAME, Pace, tokens_of, weigh_all
 
 ARMS = ("draft_model", "ngram", "sparse_kv:128", "ngram:b", "sparse_kv:64")
 HORIZON = 64

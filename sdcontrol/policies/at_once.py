@@ -23,7 +23,7 @@ from sdcontrol.policies.maximise import search
 from sdcontrol.policies.posing import pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray
 from sdcontrol.policies.reading import layout_of, rows_of
-from sdcontrol.policies.worth import PACE, SAME, Pace, weigh
+from sdcontrol.policies.weighing import PACE, SAME, Pace, weigh
 
 __all__ = ["Answered", "answer_at_once", "refine_at_once"]
 
@@ -144,7 +144,8 @@ def _answer(
     verify, grid = tabled(kept, weights, coefficients, load, asked)
     drafted = np.zeros(len(rounds), np.int64)
     one = read_off((kept[0], grid, edges), 1.0, 0, beside)
-    weighed = weigh(gain, (verify, one[0]), remaining, pace)
+    told = gain, limits, family, verify, rounds, reads, catch_up, drafted
+    weighed = weigh(told, one[0], remaining, pace)
     problem = weighed, limits, family, verify, rounds, reads, catch_up, drafted
     arm, length, _, seconds = search(problem, 0.0, False)
     tokens = float(len(arm))
@@ -188,7 +189,8 @@ def _refined(
     asked = edges, load[1], max(min(planned.sum(), most_drafts), 0), beside + seconds
     verify, grid = tabled(kept, weights, coefficients, load, asked)
     one = read_off((kept[0], grid, edges), 1.0, 0, beside + seconds)
-    weighed = weigh(posed[0], (verify, one[0]), remaining, pace)
+    told = posed[0], posed[1], family, verify, rounds, posed[2], catch_up, done
+    weighed = weigh(told, one[0], remaining, pace)
     problem = weighed, posed[1], family, verify, rounds, posed[2], catch_up, done
     _, length, _, seconds = search(problem, 0.0, False)
     return length, seconds

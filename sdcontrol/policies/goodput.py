@@ -18,7 +18,8 @@ from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.prompts import Prompts
 from sdcontrol.policies.reading import least_seconds, read, read_drafted, to_choices
 from sdcontrol.policies.tries import LENGTHS, try_of
-from sdcontrol.policies.worth import SAME, Pace, Worth, tokens_of, weigh_all
+from sdcontrol.policies.weighing import SAME, Pace, tokens_of, weigh_all
+from sdcontrol.policies.worth import Worth
 
 __all__ = ["Goodput", "GoodputConfig"]
 
@@ -28,8 +29,9 @@ _MEMORY_BOUND, _COMPUTE_BOUND = 0.25, 0.75  # a further token's price in average
 class GoodputConfig(PolicyConfig):
     """No setting needs tuning; `probe_share=0` never tries an arm that is off, or lengths that are not the best.
 
-    `waits_for_slowest=False` maximises the tokens of each step alone, also where requests that end are not
-    replaced: a batch that is decoded to its end then waits longer for its slowest request.
+    `waits_for_slowest=False` maximises the tokens of each step alone, whichever request they are of: a batch that
+    is decoded to its end then waits longer for its slowest request, and one that others follow drafts
+    more in the easy parts of a text than it gains by.
     """
 
     kind: Literal["goodput"] = "goodput"
@@ -52,8 +54,8 @@ class Goodput(Policy):
     """Maximises gain / step; beside a prefill chunk, gain - (the price of a second, see `prompts`) * step.
 
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
-    time, and other lengths, where all steps are alike. A catch-up is spread over at most `catch_up_horizon_tokens`. Where `waits_for_slowest` and
-    requests that end are not replaced, a token counts by what it saves of the batch's time (`worth`).
+    time, and other lengths, where all steps are alike. A catch-up is spread over at most `catch_up_horizon_tokens`. Where
+    `waits_for_slowest` a token counts by what it saves of the batch's time (`weighing`).
     """
 
     refines_by_confidence = True

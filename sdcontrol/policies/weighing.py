@@ -1,0 +1,135 @@
+"""What a token of each request is worth in a step, by the pace that requests have: loops, compiled.
+
+Where others take the places of those that end (`followed`), what counts is how soon a request gets through its
+text, whose easy parts go by in few steps anyway: a draft there saves less of what is to come than it
+seems to. With `fixed` the seconds of a step without drafts over its requests, and `each` those of a draft token,
+a part of the text takes its tokens times `(fixed + each * n) / tokens per step of n drafts`, so that
+each part has a best draft of its own, whatever the others do, and a token there is worth that many seconds. A
+request that is quicker than others everywhere has a larger `fixed`, in proportion: its steps bring more. For
+one request alone, and where all are in equally easy places, this is the most tokens per second of the step.
+
+Where nobody follows, a batch ends with its slowest request: what others gain beyond its pace saves
+nothing but their own part of the steps. With `fixed` the seconds of a step whatever its tokens, and `each`
+those that a request adds, the rest of the batch takes about `fixed * (steps of the last request) + each *
+(steps of all requests)`; a token of request r saves `(fixed * P(r is the last) + each) / (tokens per
+step of r)` seconds of that. Who is the last is uncertain, since text that is hard to draft is followed by text
+that is not: in proportion to the steps that remain. Whoever says more slows requests down that are the
+last ones later.
+
+Knows nothing of who leaves and who comes (`worth` does), of drafters, or of how the best plan is found.
+"""
+
+import numpy as np
+
+from sdcontrol.compiled import compiled
+from sdcontrol.core import FloatArray
+from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
+
+__all__ = ["PACE", "SAME", "Pace", "tokens_of", "weigh", "weigh_all"]
+
+Pace = tuple[FloatArray, FloatArray, tuple[float, float, float, float]]
+"""By request, the step at which it came and the tokens that remained then; the present step, tokens and
+drafts of the average request's step, the share of requests that are followed by others."""
+PACE = "Tuple((float64[::1], float64[::1], UniTuple(float64, 4)))"
+
+_NOBODY: FloatArray = np.zeros(0)
+SAME: Pace = _NOBODY, _NOBODY, (0.0, 1.0, 0.0, 1.0)
+"""Of requests whose tokens are worth the same."""
+
+_OWN_STEPS = 2.0  # at the average pace, which a request's own steps are added to, if nobody follows
+_PLACE_STEPS = 16.0  # the same, if somebody does
+_FORESEEN_TOKENS = 256.0  # that come at a request's own pace, those after them at the average one
+
+
+def weigh_all(problem: Problem, least: float, remaining: IntArray, pace: Pace) -> Problem:
+    """The problem in tokens of the average request; `least` is the seconds of a step of one token."""
+    return problem._replace(gain=weigh(problem.tables, least, remaining, pace))
+
+
+def tokens_of(problem: Problem, answer: Answer) -> float:
+    """Expected tokens of a plan, each counted as one."""
+    rows = np.arange(problem.batch)
+    return problem.batch + float(problem.gain[answer.arm, rows, answer.length].sum())
+
+
+@compiled(f"float64[::1](int64[::1], {PACE}, float64)")
+def _speeds(remaining: IntArray, pace: Pace, own_steps: float) -> FloatArray:
+    """Tokens per step of each request so far, after as many steps at the average pace."""
+    steps, came, (now, tokens, _, _) = pace
+    speed = np.empty(len(steps))
+    for r in range(len(steps)):
+        own = came[r] - remaining[r] + own_steps * tokens
+        speed[r] = own / (max(now - steps[r], 0.0) + own_steps)
+    return speed
+
+
+@compiled(f"float64[::1](Tuple((float64[::1], float64)), int64[::1], {PACE})")
+def _to_the_end(seconds: tuple[FloatArray, float], remaining: IntArray, pace: Pace) -> FloatArray:
+    """By request what its tokens are worth if nobody follows, 1 on average."""
+    _, _, (_, tokens, drafts, _) = pace
+    (verify, least), batch = seconds, len(remaining)
+    used = min(int(drafts * batch + 0.5), len(verify) - 1)
+    token = max(verify[used] - least, 0.0) / max(
+        used + batch - 1, 1
+    )  # as requests end, all of them
+    each = token * (1.0 + drafts) / tokens
+    fixed = max(verify[used] - token * (used + batch), 0.0)
+    speed, left = _speeds(remaining, pace, _OWN_STEPS), np.empty(batch)
+    for r in range(batch):
+        foreseen = min(float(remaining[r]), _FORESEEN_TOKENS)
+        left[r] = foreseen / speed[r] + (remaining[r] - foreseen) / tokens
+    worth = fixed * left / left.sum() / speed + each
+    if not worth.sum() > 0.0:
+        return np.ones(batch)
+    return np.asarray(worth / worth.mean())
+
+
+@compiled(f"Tuple((float64, int64))({TABLES}, int64, Tuple((float64, float64)))")
+def _best_alone(tables: Tables, r: int, seconds: tuple[float, float]) -> tuple[float, int]:
+    """Least seconds per token of request r, as if all were like it, and the draft tokens of that."""
+    gain, limit, family, _, rounds, reading, catch_up, drafted = tables
+    fixed, each = seconds
+    batch, best, length = gain.shape[1], fixed, 0
+    for a in range(len(family)):
+        round_seconds = (rounds[family[a], batch] + rounds[-1, batch]) / batch + reading[a, r]
+        for n in range(1, limit[a, r] + 1):
+            drafting = round_seconds * max(n - drafted[family[a]], 0) + catch_up[a, r]
+            found = (fixed + each * n + drafting) / (1.0 + gain[a, r, n])
+            if found < best:
+                best, length = found, n
+    return best, length
+
+
+@compiled(f"float64[::1]({TABLES}, float64[::1])")
+def _on_the_way(tables: Tables, speed: FloatArray) -> FloatArray:
+    """By request what its tokens are worth if others follow, 1 on average."""
+    verify, batch = tables[3], len(speed)
+    worth, most = np.empty(batch), len(verify) - 1
+    fixed = verify[0] / batch * speed / speed.mean()
+    for _ in range(
+        2
+    ):  # by the average price of all tokens that there is room for, then of those used
+        each, used = max(verify[most] - verify[0], 0.0) / most, 0
+        for r in range(batch):
+            worth[r], length = _best_alone(tables, r, (fixed[r], each))
+            used += length
+        most = max(min(used, len(verify) - 1), 1)
+    return np.asarray(worth / worth.mean())
+
+
+@compiled(f"float64[:,:,::1]({TABLES}, float64, int64[::1], {PACE})")
+def weigh(tables: Tables, least: float, remaining: IntArray, pace: Pace) -> FloatArray:
+    """Expected tokens `[arms, requests, lengths]`, in those of the average request."""
+    gain, verify = tables[0], tables[3]
+    steps, _, (_, tokens, _, followed) = pace
+    if len(steps) == 0 or tokens <= 0.0 or len(verify) < 2:
+        return gain
+    weight = np.zeros(len(steps))
+    if followed < 1.0:
+        weight += (1.0 - followed) * _to_the_end((verify, least), remaining, pace)
+    if followed > 0.0:
+        weight += followed * _on_the_way(tables, _speeds(remaining, pace, _PLACE_STEPS))
+    scaled = np.empty_like(gain)
+    for r in range(len(weight)):
+        scaled[:, r] = gain[:, r] * weight[r]
+    return scaled
