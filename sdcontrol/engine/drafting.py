@@ -159,7 +159,7 @@ class Drafting:
     ) -> ShadowDrafts:
         """What every free arm would have drafted for each request, of these many tokens.
 
-        None where it was used itself, or may not be. See `shadows`.
+        None where it was used itself, may not be, or has nothing to draft. See `shadows.agreements`.
         """
         return {
             drafter.name: self._shadow(drafter, requests, plan, lengths)

@@ -58,7 +58,7 @@ def _speeds(remaining: IntArray, pace: Pace, own_steps: float) -> FloatArray:
     steps, came, (now, tokens, _, _) = pace
     speed = np.empty(len(steps))
     for r in range(len(steps)):
-        own = came[r] - remaining[r] + own_steps * tokens
+        own = max(came[r] - remaining[r], 0.0) + own_steps * tokens  # a name may be used again
         speed[r] = own / (max(now - steps[r], 0.0) + own_steps)
     return speed
 
@@ -106,9 +106,8 @@ def _on_the_way(tables: Tables, speed: FloatArray) -> FloatArray:
     verify, batch = tables[3], len(speed)
     worth, most = np.empty(batch), len(verify) - 1
     fixed = verify[0] / batch * speed / speed.mean()
-    for _ in range(
-        2
-    ):  # by the average price of all tokens that there is room for, then of those used
+    # By the average price of all tokens that there is room for, then of those used.
+    for _ in range(2):
         each, used = max(verify[most] - verify[0], 0.0) / most, 0
         for r in range(batch):
             worth[r], length = _best_alone(tables, r, (fixed[r], each))

@@ -50,16 +50,13 @@ class Worth:
             self._drafts += rate * (sum(observation.proposed) / len(ids) - self._drafts)
 
     def pace(self, view: BatchView) -> Pace:
-        """What `weigh` needs to know of the view's requests."""
+        """What `weighing` needs to know of the view's requests."""
         if view.prefill_tokens or len(view.requests) < 2 or not self._steps:
             return SAME
         is_known = [request.id for request in view.requests] == self._ids
         steps, remaining = self._since if is_known else _arrays(view, self._came)
-        return (
-            steps,
-            remaining,
-            (float(view.step), self._tokens, self._drafts, self._followed(view)),
-        )
+        numbers = float(view.step), self._tokens, self._drafts, self._followed(view)
+        return steps, remaining, numbers
 
     def _followed(self, view: BatchView) -> float:
         """The share of requests that are followed by others."""
