@@ -6,6 +6,8 @@ mean for acceptance or cost. Requests are the last axis everywhere.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +44,7 @@ ARM, DRAFTED, PROPOSED, ACCEPTED, EMITTED, SHADOWS = range(6)  # rows of `Outcom
 NOBODY = -1  # arm of a request that did not draft; tokens of a shadow that nobody knows
 
 _NO_HINT = Hint()
+_COUNTED = tuple(map(attrgetter, ("drafted", "proposed", "accepted", "emitted")))
 _SILENT = (False,) * 4  # columns of one arm's hints
 
 
@@ -228,18 +231,18 @@ def _read_outcomes(observations: Sequence[Observation], arms: tuple[str, ...]) -
         used = [arm for arm in drafters if arm is not None]
         arms = tuple(dict.fromkeys([*arms, *used, *shadowed]))
         index = _positions(arms)
-    values: list[int | None] = [index[arm] for arm in drafters]
-    values += [n for one in observations for n in one.drafted]
-    values += [n for one in observations for n in one.proposed]
-    values += [n for one in observations for n in one.accepted]
-    values += [n for one in observations for n in one.emitted]
+    values = [index[arm] for arm in drafters]
+    for column in _COUNTED:
+        values += chain.from_iterable([column(one) for one in observations])
     for arm in shadowed:  # nobody knows of the steps in which it was not scored
         for one in observations:
-            values += one.shadow.get(arm) or (None,) * len(one.accepted)
-    if shadowed:
-        values = [NOBODY if value is None else value for value in values]
+            values += map(_known, one.shadow.get(arm) or (None,) * len(one.accepted))
     table = np.array(values, np.int64).reshape(SHADOWS + len(shadowed), len(drafters))
     return Outcomes(arms, table, tuple([index[arm] for arm in shadowed]))
+
+
+def _known(count: int | None) -> int:
+    return NOBODY if count is None else count
 
 
 @lru_cache

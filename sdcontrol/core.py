@@ -82,6 +82,16 @@ class BatchView:
     prefill_tokens: int = 0  # prompt tokens computed in the same step
     others_wait: bool = False  # for the places of those that end; False: none does, or nobody knows
     _columns: object = field(default=None, init=False, repr=False, compare=False)  # see `columns`
+    _ids: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of the requests, in order; read from them once."""
+        ids = self._ids
+        if ids is None:
+            ids = tuple([request.id for request in self.requests])
+            object.__setattr__(self, "_ids", ids)
+        return ids
 
 
 @dataclass(frozen=True, slots=True)

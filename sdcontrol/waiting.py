@@ -101,7 +101,7 @@ class Waiting:
         """Whether the step is set aside: something else is done in it, and it is not urgent."""
         if not self.puts_off or observation.faults or len(self._aside) >= _MOST_ASIDE:
             return False
-        if tuple([request.id for request in observation.view.requests]) != self._present:
+        if observation.view.ids != self._present:
             return False
         return bool(self._begun) or not _has_time(observation)
 
@@ -186,7 +186,7 @@ class Waiting:
 
     def _notice(self, view: BatchView) -> None:
         """How many requests are there for the first time."""
-        present = tuple([request.id for request in view.requests])
+        present = view.ids
         if present == self._present:
             return
         if len(self._came) > _MOST_KNOWN + len(present):

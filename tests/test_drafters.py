@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from sdcontrol.core import Hint
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters import checks
+from sdcontrol.engine.drafters import draft_model as draft_model_module
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftRequest, DraftTask
 from sdcontrol.engine.drafters.build import build_drafters
 from sdcontrol.engine.drafters.checks import CHECKS, MakeDrafter, check_drafter
@@ -20,6 +21,7 @@ from sdcontrol.engine.drafters.example import PhraseDrafter
 from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.drafters.sparse_kv import SparseArm, SparseKVDrafter
 from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.packing import Segment
 from sdcontrol.errors import ConfigError, DrafterFault, UnknownName
 from tests.engine_support import (
     VOCAB,
@@ -366,6 +368,37 @@ def test_catch_up_is_hinted_before_a_lagging_draft_model_is_chosen() -> None:
         for view in observation.view.requests
     ]
     assert lags == [len(prompt) + step for step in range(len(lags))]
+
+
+def test_a_lagging_draft_model_catches_up_in_forwards_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many requests lag, and whatever they draft is the same."""
+    prompts = [random_prompt(length, seed=length) for length in (33, 20, 47, 2)]
+    found: list[list[tuple[int, ...]]] = []
+    for most in (draft_model_module.CATCH_UP_TOKENS, 7):
+        monkeypatch.setattr(draft_model_module, "CATCH_UP_TOKENS", most)
+        planner, sizes = ForcedPlanner(arm="draft_model", num_draft_tokens=3), list[int]()
+        with Engine(target(), drafters=[draft_model()], planner=planner, config=SMALL) as engine:
+            runner = engine._host.runners["draft_model"]
+
+            def listening(
+                segments: Sequence[Segment],
+                queries: object = None,
+                forward: Callable[..., object] = runner.forward,
+                sizes: list[int] = sizes,
+            ) -> object:
+                sizes.append(sum(len(segment.tokens) for segment in segments))
+                return forward(segments, queries)
+
+            runner.forward = listening  # type: ignore[method-assign, assignment]
+            submit_all(engine, prompts, max_new_tokens=12)
+            run_checked(engine)
+        found.append([observation.accepted for observation in planner.observations])
+        assert planner.faults() == []
+    assert max(sizes) == 7
+    assert found[0] == found[1]
+    assert sum(map(sum, found[0])) > 10
 
 
 @pytest.mark.parametrize(

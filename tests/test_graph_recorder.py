@@ -48,6 +48,7 @@ class FakeCuda:
     num_pools: int = 0
     is_valid: bool = True
     num_unused: int = 7
+    workspace: int = 32  # of cuBLAS, from the forward before
     free: int = 1 << 20
     said: list[str] = field(default_factory=list)
 
@@ -91,7 +92,13 @@ class FakeCuda:
         self.released.append(pool)
 
     def give_back(self) -> None:
+        self.free += self.num_unused
         self.num_unused = 0
+
+    def clear_workspaces(self) -> None:
+        self.said.append("clear")
+        self.num_unused += self.workspace
+        self.workspace = 0
 
 
 @pytest.fixture
@@ -109,16 +116,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
         "graph_pool_handle": fake.handle,
         "default_generators": (fake.generator,),
         "empty_cache": fake.give_back,
-        "memory_reserved": lambda device: 100 + fake.num_unused,
+        "memory_reserved": lambda device: 100 + fake.num_unused + fake.workspace,
         "mem_get_info": lambda device: (fake.free, 1 << 30),
     }
     for name, value in names.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
-    monkeypatch.setattr(
-        torch._C, "_cuda_clearCublasWorkspaces", lambda: fake.said.append("clear"), raising=False
-    )
+    clear = fake.clear_workspaces
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
     graph_recorder._side_stream.cache_clear()
     yield fake
     graph_recorder._side_stream.cache_clear()
@@ -233,14 +239,18 @@ def test_room_is_taken_once_for_all_graphs_of_a_pool(
     cuda.is_valid = True
     recorder.capture(nothing)
     assert taken == [5000]
-    cuda.free = 4000
+    cuda.free, cuda.num_unused = 4000, 1000
     CudaRecorder(CPU, room_bytes=5000).capture(nothing)
     assert taken == [5000]
+    cuda.free, cuda.num_unused = 4000, 1001  # that torch keeps for nobody
+    CudaRecorder(CPU, room_bytes=5000).capture(nothing)
+    assert taken == [5000, 5000]
 
 
 def test_memory_that_nobody_uses_is_not_counted(cuda: FakeCuda) -> None:
-    """A capture gives it back: the difference of two readings would be negative."""
+    """A capture gives it back, and workspaces: the difference of two readings would be negative."""
     assert CudaRecorder(CPU).reserved_bytes() == 100
+    assert (cuda.num_unused, cuda.workspace) == (0, 0)
 
 
 def test_a_kernel_that_does_not_fit_is_an_error_of_recording() -> None:

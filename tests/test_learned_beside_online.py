@@ -14,6 +14,7 @@ from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.policies.at_once import answer_at_once
 from sdcontrol.policies.checks import ToyCost
+from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_acceptance import Corrector, Outcome, fit_arms, log_loss
 from sdcontrol.policies.learned_features import NUM_FEATURES, ODDS, features, hazards_of
@@ -169,21 +170,28 @@ def test_on_a_machine_of_another_shape_it_plans_with_the_online_cost(model: Lear
     assert usual_again.cost(view, toy) is not toy, "once steps are as learnt, it is used again"
 
 
-def test_step_times_are_handed_over_to_a_run_that_has_seen_enough(model: LearnedModel) -> None:
-    """Of about as many requests: another batch is priced by what was learnt again. Acceptance stays corrected."""
+def test_a_run_that_has_seen_enough_goes_by_its_own_steps(model: LearnedModel) -> None:
+    """Of about as many requests: for another batch what was learnt offline counts again."""
     run = seen_run(9, 260)
     num_requests = len(VIEW.requests)
     alike = [one for one in run if len(one.view.requests) == num_requests]
-    policy, online = after(model, (alike * 256)[:255])
+    policy, online = after(model, (alike * 96)[:95])
     assert isinstance(policy.cost(VIEW, online), TermedMix)
     policy.update(alike[0])
     assert policy.cost(VIEW, online) is online
-    estimator = AcceptanceEstimator(8)
-    before = estimator.survival(VIEW, 8)
-    assert (policy.survival(VIEW, before)[ARM] != before[ARM]).any()
+    belief = Belief(AcceptanceEstimator(8).survival(VIEW, 8), online)
+    assert policy.survival(VIEW, belief.survival) is belief.survival
+    goodput = Goodput()
+    for one in (alike * 96)[:96]:
+        goodput.update(one)
+    plan, own = policy.plan(VIEW, belief), goodput.plan(VIEW, belief)
+    assert (plan.choices, plan.reason) == (own.choices, f"by its own steps: {own.reason}")
     alone = replace(VIEW, requests=VIEW.requests[:1])
     assert num_requests > 1
     assert isinstance(policy.cost(alone, online), TermedMix)
+    before = AcceptanceEstimator(8).survival(alone, 8)
+    assert (policy.survival(alone, before)[ARM] != before[ARM]).any()
+    assert policy.plan(alone, Belief(before, online)).reason.startswith("learned: ")
 
 
 def test_requests_unlike_any_trained_on_keep_their_online_acceptance(model: LearnedModel) -> None:

@@ -187,8 +187,8 @@ class Decoder:
         """As if the engine had been made with this planner: off tells its drafters nothing."""
         engine = self.engine
         engine._decode_by(arm.controller)
-        engine.stats = arm.stats
-        engine.stats.graphs = self.graphs
+        engine._tally = arm.tally
+        arm.stats.graphs = self.graphs
 
     def _submit(
         self, seeds: Sequence[int], speculation: "bool | tuple[str, ...]"

@@ -18,7 +18,7 @@ from sdcontrol.core import Observation
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.generation import decoding_of, prepare_config
 from sdcontrol.engine.loop import Engine
-from sdcontrol.engine.stats import EngineStats
+from sdcontrol.engine.stats import EngineStats, Tally
 from sdcontrol.policies import Policy
 
 __all__ = ["Arm", "Rig", "Run"]
@@ -28,15 +28,20 @@ _TRAINING_SEED = 1000
 
 @dataclass(slots=True)
 class Arm:
-    """A policy with its memory. `stats` tells it the number of a step."""
+    """A policy with its memory. `tally` tells it the number of a step."""
 
     name: str
     spec: str | Mapping[str, object] | Policy
     controller: Controller = field(init=False)
-    stats: EngineStats = field(default_factory=EngineStats)
+    tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.spec)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Of all its steps."""
+        return self.tally.stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +172,7 @@ class Rig:
         """As if the engine had been made with this planner: off tells its drafters nothing."""
         engine = self.engine
         engine._decode_by(arm.controller)
-        engine.stats = arm.stats
+        engine._tally = arm.tally
 
     def _submit(self, prompt: Prompt, index: int, block: int, tokens: int) -> str:
         options = {"max_new_tokens": tokens, "do_sample": False}

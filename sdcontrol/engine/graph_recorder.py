@@ -68,13 +68,18 @@ class CudaRecorder:
         return graph.replay
 
     def reserved_bytes(self) -> int:
-        """What torch's allocator holds for somebody; what nobody uses every capture gives back."""
+        """What torch's allocator holds for somebody, workspaces of cuBLAS aside: captures clear those.
+
+        What nobody uses every capture gives back.
+        """
+        _clear_workspaces()
         give_back_unused()
         return torch.cuda.memory_reserved(self._device)
 
     def _room_to_take(self) -> int:
         if self._has_room or not self._room_bytes:
             return 0
+        torch.cuda.empty_cache()  # the graph may have what the warm-ups left behind
         free = torch.cuda.mem_get_info(self._device)[0]
         return self._room_bytes if self._room_bytes < free else 0
 
@@ -127,14 +132,16 @@ def _own_workspaces() -> Iterator[None]:
     does around its own graphs), and a graph would go on writing there. We clear it, too: graphs that
     somebody recorded by hand are in that danger with either.
     """
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a name of torch's own
-    if clear is None:
-        yield
-        return
-    clear()
+    _clear_workspaces()
     try:
         yield
     finally:
+        _clear_workspaces()
+
+
+def _clear_workspaces() -> None:
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a name of torch's own
+    if clear is not None:
         clear()
 
 

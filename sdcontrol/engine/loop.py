@@ -121,13 +121,13 @@ class Engine(EngineParts):
         with device_scope(self.runner.device), torch.inference_mode(False), torch.no_grad():
             if self._overlaps:
                 return self._step_ahead()
-            observation = self._land(self._launch(self.stats.steps))
+            observation = self._land(self._launch(self._tally.steps))
             self._learn(observation)
             return observation
 
     def _step_ahead(self) -> Observation:
         """Land a step, and launch the next before learning from it, if the planner allows that."""
-        flight, self._flight = self._flight or self._launch(self.stats.steps), None
+        flight, self._flight = self._flight or self._launch(self._tally.steps), None
         observation = self._land(flight)
         has_next = bool(self._intake.live)
         learns_late = has_next and self.planner.allows_late_observations
@@ -199,7 +199,7 @@ class Engine(EngineParts):
         )
 
     def _learn(self, observation: Observation) -> None:
-        self.stats.add(observation)
+        self._tally.add(observation)
         self.planner.observe(observation)
 
     def _take_inbox(self) -> None:

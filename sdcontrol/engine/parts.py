@@ -21,7 +21,7 @@ from sdcontrol.engine.intake import Intake
 from sdcontrol.engine.request import Request, TokenEvent
 from sdcontrol.engine.runner import ModelRunner, eager_token_edges, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
-from sdcontrol.engine.stats import EngineStats
+from sdcontrol.engine.stats import EngineStats, Tally
 from sdcontrol.engine.verify import RejectionVerifier, Verifier, verifier_of
 from sdcontrol.errors import EngineClosed
 
@@ -64,10 +64,15 @@ class EngineParts:
             position_limit=max_positions(self.model),
             vocab_size=self.runner.vocab_size,
         )
-        self.stats = EngineStats(graphs=self._host.graph_stats)
+        self._tally = Tally(self._host.graph_stats)
         self._decode_by(planner)
         self._events = Events(planner)
         self._is_closed = False
+
+    @property
+    def stats(self) -> EngineStats:
+        """What was drafted, accepted and spent so far: the object itself, which later steps change."""
+        return self._tally.stats
 
     def submit(
         self,

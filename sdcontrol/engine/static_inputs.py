@@ -56,7 +56,7 @@ class StaticInputs:
         self._num_wide = 4 * tokens + bucket.rows
         length = 2 * self._num_wide + attention.num_elements
         is_cuda = device.type == "cuda"
-        self._host = torch.zeros(length, dtype=torch.int32, pin_memory=is_cuda)
+        self._host = torch.zeros(length, dtype=torch.int32, device="cpu", pin_memory=is_cuda)
         self._device = torch.zeros(length, dtype=torch.int32, device=device)
         self._sent = torch.cuda.Event() if is_cuda else None
         wide = self._device[: 2 * self._num_wide].view(torch.int64)

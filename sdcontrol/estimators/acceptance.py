@@ -17,6 +17,7 @@ seen to draft trees are counted by node: P(node accepted).
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -94,7 +95,7 @@ class AcceptanceEstimator:
         self._is_tree: NDArray[np.bool_] = np.zeros(num_arms, np.bool_)
         self._trees: set[str] = set()  # the same by name
         self._heeded: set[str | None] = set()  # arms whose confidences say anything
-        self._seated: tuple[BatchView, IntArray] | None = None  # see `_slots`
+        self._seated: tuple[tuple[str, ...], IntArray] | None = None  # see `_slots`
         self._believed: dict[tuple[str, ...], IntArray] = {}  # see `_index`
         self._columns: dict[tuple[str, ...], IntArray] = {}  # see `_column_of`
 
@@ -181,7 +182,7 @@ class AcceptanceEstimator:
         used = self._know(outcomes)
         nodes = self._nodes(observations, used)
         confidence = self._calibrated(observations, used, outcomes)
-        ids = [request.id for one in observations for request in one.view.requests]
+        ids = [*chain.from_iterable([one.view.ids for one in observations])]
         return Lesson(said, outcomes, nodes, confidence, ids, observations[-1].view.step)
 
     def learn(self, lesson: Lesson) -> None:
@@ -225,9 +226,9 @@ class AcceptanceEstimator:
         return confidence
 
     def _slots(self, view: BatchView) -> IntArray:
-        """The slot of each request, 0 for a new one; looked up once for a view."""
-        if self._seated is None or self._seated[0] is not view:
-            self._seated = view, self._requests.slots(view)
+        """The slot of each request, 0 for a new one; looked up again when others decode, or are known."""
+        if self._seated is None or self._seated[0] != view.ids:
+            self._seated = view.ids, self._requests.slots(view)
         return self._seated[1]
 
     def _column_of(self, arms: tuple[str, ...]) -> IntArray:

@@ -85,7 +85,7 @@ class Deviations:
     def slots(self, view: BatchView) -> IntArray:
         """The slot of each request of the view, `[requests]`; 0 for one never seen."""
         slot_of = self._slot_of
-        return np.array([slot_of.get(request.id, 0) for request in view.requests], np.int64)
+        return np.array([slot_of.get(name, 0) for name in view.ids], np.int64)
 
     def admit(self, ids: Sequence[str], step: int) -> IntArray:
         """The slot of each request by name, `[ids]`, after giving one to every new one."""

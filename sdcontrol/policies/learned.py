@@ -3,8 +3,8 @@
 Knows neither training nor files: a `LearnedModel` comes in. What it learnt stands on top of the online
 belief, and out of its distribution the online belief stands alone, so that it is not worse informed
 than `goodput`: arms, batches, contexts and prompts beyond the trained ones, and machines whose steps
-follow another shape, are out; within a step, requests unlike any trained on. Step times are handed over
-to the online cost once it has seen enough steps of about as many requests.
+follow another shape, are out; within a step, requests unlike any trained on. It is a head start: after
+enough steps of about as many requests a run's own say more, and cost no correction.
 """
 
 from collections import Counter
@@ -21,11 +21,10 @@ from sdcontrol.policies.learned_model import LearnedModel, load
 __all__ = ["Learned", "LearnedConfig"]
 
 _FIRST_STEPS = 64  # of a run, each of which tells how fast the machine is
-_SPEED_STEPS = 4  # from one that does to the next, later on
-_OWN_STEPS = (
-    256  # of about as many requests, after which their times say more than those of other runs
-)
+_SPEED_STEPS, _RARE = 4, 16  # from one that does to the next, later on; where nobody asks for it
+_OWN_STEPS = 96  # of about as many requests, after which they say more than other runs
 _UNLIKE = "unlike the training data"  # said of a plan that does not rest on it
+_OWN = "by its own steps"  # no more, the same
 
 
 class LearnedConfig(PolicyConfig):
@@ -61,6 +60,8 @@ class Learned(Policy):
         """The best plan; its reason says which belief it rests on."""
         if not self.model.knows(view):
             return _said(_UNLIKE, self._goodput.plan(view, belief))
+        if not self._leads(view):
+            return _said(_OWN, self._goodput.plan(view, belief))
         cost = self._priced(view, belief.cost)
         words = "learned, but not the times" if cost is belief.cost else "learned"
         survival = self._corrector.corrected(view, belief.survival)
@@ -78,7 +79,8 @@ class Learned(Policy):
     def update(self, observation: Observation) -> None:
         """Learn what `goodput` learns, what probes may cost, and how fast the machine is now."""
         self._goodput.update(observation)
-        is_due = self._steps < _FIRST_STEPS or self._steps % _SPEED_STEPS == 0
+        interval = _SPEED_STEPS if self._leads(observation.view) else _RARE
+        is_due = self._steps < _FIRST_STEPS or self._steps % interval == 0
         if is_due and _is_learned(observation.plan):
             self.speeds.update(observation)
         self._steps += 1
@@ -88,7 +90,8 @@ class Learned(Policy):
         self, view: BatchView, online: Mapping[str, FloatArray]
     ) -> Mapping[str, FloatArray]:
         """`online` corrected by what was learnt, where the step is like those seen."""
-        return self._corrector.corrected(view, online) if self.model.knows(view) else online
+        is_ours = self.model.knows(view) and self._leads(view)
+        return self._corrector.corrected(view, online) if is_ours else online
 
     def cost(self, view: BatchView, online: Cost) -> Cost:
         """`online` beside what was learnt, where the step is like those seen."""
@@ -96,9 +99,12 @@ class Learned(Policy):
 
     def _priced(self, view: BatchView, online: Cost) -> Cost:
         is_known = self.speeds.is_measured or not self._steps
-        is_new = self._steps_like[len(view.requests).bit_length()] < _OWN_STEPS
-        is_ours = self.model.prices and is_new and is_known and not self.speeds.is_strange
-        return self.speeds.with_online(online, view) if is_ours else online
+        is_ours = self.model.prices and is_known and not self.speeds.is_strange
+        return self.speeds.with_online(online, view) if is_ours and self._leads(view) else online
+
+    def _leads(self, view: BatchView) -> bool:
+        """Whether what was learnt offline says more than steps of about as many requests did so far."""
+        return self._steps_like[len(view.requests).bit_length()] < _OWN_STEPS
 
 
 def _is_learned(plan: Plan) -> bool:

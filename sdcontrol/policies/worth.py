@@ -24,7 +24,7 @@ class Worth:
     """Who ends when, and whether somebody follows: nobody, until somebody did."""
 
     def __init__(self) -> None:
-        self._ids: list[str] = []
+        self._ids: tuple[str, ...] = ()
         # Of each request: the step at which it came, and the tokens that remained then.
         self._came: dict[str, tuple[float, float]] = {}
         self._since: tuple[FloatArray, FloatArray] = SAME[:2]  # the same as arrays
@@ -38,8 +38,7 @@ class Worth:
 
     def update(self, observation: Observation) -> None:
         """Take note of who decoded, and how far they came."""
-        requests = observation.view.requests
-        ids = [request.id for request in requests]
+        ids = observation.view.ids
         if ids != self._ids:
             self._regroup(observation.view, ids)
         self._waited = observation.view.others_wait
@@ -53,8 +52,7 @@ class Worth:
         """What `weighing` needs to know of the view's requests."""
         if view.prefill_tokens or len(view.requests) < 2 or not self._steps:
             return SAME
-        is_known = [request.id for request in view.requests] == self._ids
-        steps, remaining = self._since if is_known else _arrays(view, self._came)
+        steps, remaining = self._since if view.ids == self._ids else _arrays(view, self._came)
         numbers = float(view.step), self._tokens, self._drafts, self._followed(view)
         return steps, remaining, numbers
 
@@ -69,7 +67,7 @@ class Worth:
         followed = open_places / (open_places + self._left_free + _DOUBT)
         return 1.0 if followed >= _ALL else followed
 
-    def _regroup(self, view: BatchView, ids: list[str]) -> None:
+    def _regroup(self, view: BatchView, ids: tuple[str, ...]) -> None:
         """Requests left, or came. Where all left at once nobody knows who would have followed."""
         stay = self._came.keys() & set(ids)
         if stay:

@@ -7,13 +7,13 @@ it computes nothing, and it catches up in its first round when it is chosen agai
                        in its cache   to catch up    last: gives the first draft token
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedModel
 
 from sdcontrol.core import Hint
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
-from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
+from sdcontrol.engine.drafters.host import CATCH_UP_TOKENS, DraftHost, ModelDrafter
 from sdcontrol.engine.drafters.rounds import RoundModel, draft_in_rounds
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
@@ -22,7 +22,6 @@ from sdcontrol.errors import ConfigError
 
 __all__ = ["DraftModelDrafter"]
 
-_CATCH_UP_CHUNK = 2048  # tokens computed in one forward while catching up
 _LEAST_SHARED_VOCABULARY = 0.9
 
 
@@ -150,11 +149,31 @@ class DraftModelDrafter(ModelDrafter):
         )
 
     def _catch_up(self, requests: Sequence[Request]) -> None:
-        """Compute what lags by more than a chunk; the rest comes with the first round."""
-        for request in requests:
-            start = self._cached_tokens(request)
-            while len(request.tokens) - start > _CATCH_UP_CHUNK:
-                chunk = request.tokens[start : start + _CATCH_UP_CHUNK]
-                self._runner.forward([self._piece(request, start, chunk, num_logits=0)])
-                start += len(chunk)
-                self._set_cached(request, start)
+        """Compute what lags, but for one forward's worth, which comes with the first round."""
+        lags = [len(request.tokens) - self._cached_tokens(request) for request in requests]
+        for forward in _computed_ahead(lags):
+            pieces: list[Segment] = []
+            for row, count in forward:
+                start = self._cached_tokens(requests[row])
+                tokens = requests[row].tokens[start : start + count]
+                pieces.append(self._piece(requests[row], start, tokens, num_logits=0))
+            self._runner.forward(pieces)
+            for piece, (row, _) in zip(pieces, forward, strict=True):
+                self._set_cached(requests[row], piece.start + len(piece.tokens))
+
+
+def _computed_ahead(lags: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """By forward, who computes how many tokens, so that `CATCH_UP_TOKENS` remain, or one for each."""
+    ahead, room = sum(lags) - CATCH_UP_TOKENS, CATCH_UP_TOKENS
+    forward: list[tuple[int, int]] = []
+    for row, lag in enumerate(lags):
+        left = min(lag - 1, ahead)
+        while left > 0:
+            count = min(left, room)
+            forward.append((row, count))
+            left, ahead, room = left - count, ahead - count, room - count
+            if not room:
+                yield forward
+                forward, room = [], CATCH_UP_TOKENS
+    if forward:
+        yield forward

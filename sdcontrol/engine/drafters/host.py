@@ -20,9 +20,12 @@ from sdcontrol.engine.stats import GraphStats
 from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.blocks import BlockPool
 
-__all__ = ["DraftHost", "ModelDrafter"]
+__all__ = ["CATCH_UP_TOKENS", "DraftHost", "ModelDrafter"]
 
 log = EventLog(__name__)
+
+CATCH_UP_TOKENS = 2048
+"""Computed in one forward while a drafter catches up, one of each request at least."""
 
 _SCORES, _GRAPHS = "scored pages", "CUDA graphs"
 
@@ -87,13 +90,19 @@ class DraftHost:
 
     @property
     def _step_bytes(self) -> int:
-        """What a step of the target takes that also prefills; a CPU's memory can be swapped."""
+        """What a step of the target takes that also prefills, or a drafter that catches up, whichever is more;
+        a CPU's memory can be swapped.
+        """
         config, most = self.config, self.config.most_decoding_tokens
         if self.target.device.type == "cpu":
             return 0
-        return forward_bytes(
-            self.target, config.max_prefill_tokens + most, config.max_batch_size + most
-        )
+        batch = config.max_batch_size
+        catching_up = [
+            forward_bytes(runner, max(CATCH_UP_TOKENS, batch), batch)
+            for runner in self.runners.values()
+        ]
+        prefilling = forward_bytes(self.target, config.max_prefill_tokens + most, batch + most)
+        return max(prefilling, *catching_up)
 
     @property
     def model_configs(self) -> dict[str, dict[str, object]]:
