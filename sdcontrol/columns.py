@@ -30,6 +30,7 @@ __all__ = [
     "Outcomes",
     "Said",
     "columns_of",
+    "ids_of",
     "read_steps",
     "said_of",
     "sorted_out",
@@ -91,6 +92,15 @@ def columns_of(view: BatchView) -> Columns:
     columns = Columns(said.arms, said.is_allowed, *numbers, said.kv_tokens, said)
     object.__setattr__(view, "_columns", columns)
     return columns
+
+
+def ids_of(view: BatchView) -> tuple[str, ...]:
+    """Of the requests, in order; read at the first call, and kept with the view."""
+    kept = view._ids
+    if not isinstance(kept, tuple):
+        kept = tuple([request.id for request in view.requests])
+        object.__setattr__(view, "_ids", kept)
+    return kept
 
 
 def said_of(view: BatchView) -> Said:

@@ -82,16 +82,7 @@ class BatchView:
     prefill_tokens: int = 0  # prompt tokens computed in the same step
     others_wait: bool = False  # for the places of those that end; False: none does, or nobody knows
     _columns: object = field(default=None, init=False, repr=False, compare=False)  # see `columns`
-    _ids: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Of the requests, in order; read from them once."""
-        ids = self._ids
-        if ids is None:
-            ids = tuple([request.id for request in self.requests])
-            object.__setattr__(self, "_ids", ids)
-        return ids
+    _ids: object = field(default=None, init=False, repr=False, compare=False)  # the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +263,8 @@ class Observation:
         """Raise `ObservationError` unless there is one entry per request of the view everywhere."""
         columns = self.plan.choices, self.drafted, self.proposed, self.accepted, self.emitted
         num_requests = len(self.view.requests)
-        for column, name in zip(
-            (*columns, *self.shadow.values()), (*_COUNTED, *self.shadow), strict=True
-        ):
+        names = (*_COUNTED, *self.shadow)
+        for column, name in zip((*columns, *self.shadow.values()), names, strict=True):
             if len(column) != num_requests:
                 raise ObservationError(
                     f"{len(column)} entries in {name} for {num_requests} requests; give one each"

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from typing import Literal, NamedTuple
 
+from sdcontrol.columns import ids_of
 from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, Hint, Observation
 from sdcontrol.kept_choices import MOST_REQUESTS, is_kept
@@ -101,7 +102,7 @@ class Waiting:
         """Whether the step is set aside: something else is done in it, and it is not urgent."""
         if not self.puts_off or observation.faults or len(self._aside) >= _MOST_ASIDE:
             return False
-        if observation.view.ids != self._present:
+        if ids_of(observation.view) != self._present:
             return False
         return bool(self._begun) or not _has_time(observation)
 
@@ -186,7 +187,7 @@ class Waiting:
 
     def _notice(self, view: BatchView) -> None:
         """How many requests are there for the first time."""
-        present = view.ids
+        present = ids_of(view)
         if present == self._present:
             return
         if len(self._came) > _MOST_KNOWN + len(present):

@@ -30,6 +30,7 @@ from sdcontrol.columns import (
     PROPOSED,
     Outcomes,
     Said,
+    ids_of,
     read_steps,
     said_of,
     sorted_out,
@@ -182,7 +183,7 @@ class AcceptanceEstimator:
         used = self._know(outcomes)
         nodes = self._nodes(observations, used)
         confidence = self._calibrated(observations, used, outcomes)
-        ids = [*chain.from_iterable([one.view.ids for one in observations])]
+        ids = [*chain.from_iterable([ids_of(one.view) for one in observations])]
         return Lesson(said, outcomes, nodes, confidence, ids, observations[-1].view.step)
 
     def learn(self, lesson: Lesson) -> None:
@@ -227,8 +228,9 @@ class AcceptanceEstimator:
 
     def _slots(self, view: BatchView) -> IntArray:
         """The slot of each request, 0 for a new one; looked up again when others decode, or are known."""
-        if self._seated is None or self._seated[0] != view.ids:
-            self._seated = view.ids, self._requests.slots(view)
+        ids = ids_of(view)
+        if self._seated is None or self._seated[0] != ids:
+            self._seated = ids, self._requests.slots(view)
         return self._seated[1]
 
     def _column_of(self, arms: tuple[str, ...]) -> IntArray:

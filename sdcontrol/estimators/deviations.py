@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sdcontrol.columns import ids_of
 from sdcontrol.core import BatchView, FloatArray
 from sdcontrol.estimators.levels import (
     FIELDS,
@@ -85,7 +86,7 @@ class Deviations:
     def slots(self, view: BatchView) -> IntArray:
         """The slot of each request of the view, `[requests]`; 0 for one never seen."""
         slot_of = self._slot_of
-        return np.array([slot_of.get(name, 0) for name in view.ids], np.int64)
+        return np.array([slot_of.get(name, 0) for name in ids_of(view)], np.int64)
 
     def admit(self, ids: Sequence[str], step: int) -> IntArray:
         """The slot of each request by name, `[ids]`, after giving one to every new one."""

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from sdcontrol.columns import ids_of
 from sdcontrol.core import BatchView, FloatArray, Observation, RequestView
 from sdcontrol.policies.weighing import SAME, Pace
 
@@ -38,7 +39,7 @@ class Worth:
 
     def update(self, observation: Observation) -> None:
         """Take note of who decoded, and how far they came."""
-        ids = observation.view.ids
+        ids = ids_of(observation.view)
         if ids != self._ids:
             self._regroup(observation.view, ids)
         self._waited = observation.view.others_wait
@@ -52,7 +53,7 @@ class Worth:
         """What `weighing` needs to know of the view's requests."""
         if view.prefill_tokens or len(view.requests) < 2 or not self._steps:
             return SAME
-        steps, remaining = self._since if view.ids == self._ids else _arrays(view, self._came)
+        steps, remaining = self._since if ids_of(view) == self._ids else _arrays(view, self._came)
         numbers = float(view.step), self._tokens, self._drafts, self._followed(view)
         return steps, remaining, numbers
 
