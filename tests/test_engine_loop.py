@@ -1,7 +1,8 @@
 """The engine's loop: bad planners, threads, refusals, and that not drafting costs nothing."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -22,11 +23,12 @@ from sdcontrol.core import (
 )
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.build import DrafterSpec
-from sdcontrol.engine.history import RequestLog
+from sdcontrol.engine.history import RequestHistory, RequestLog
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.kv_cache import KVCache
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.runner import ModelRunner
+from sdcontrol.engine.stats import EngineStats, Tally
 from sdcontrol.errors import ConfigError, RequestRefused, SdcontrolError, UnsupportedGeneration
 from tests.engine_support import (
     VOCAB,
@@ -483,6 +485,27 @@ def test_observations_count_what_happened(observed: tuple[list[Observation], Eng
     decoded = sum(sum(o.emitted) for o in observations)
     assert decoded + len(PROMPTS) == len(PROMPTS) * NEW_TOKENS
     assert engine.stats.emitted == decoded
+
+
+def test_stats_are_those_of_every_step_whenever_they_are_asked_for(
+    observed: tuple[list[Observation], Engine],
+) -> None:
+    """However many steps wait to be added up."""
+    observations, _ = observed
+    alone, seldom, often, nothing = EngineStats(), Tally(), Tally(), RequestLog()
+
+    def told(stats: EngineStats) -> tuple[EngineStats, Mapping[str, RequestHistory]]:
+        return replace(stats, history=nothing), stats.requests
+
+    for count, observation in enumerate(observations, start=1):
+        alone.add(observation)
+        for tally in (seldom, often):
+            tally.add(observation)
+            assert tally.steps == count
+        assert told(often.stats) == told(alone)
+    assert len(observations) > 20
+    assert told(seldom.stats) == told(alone)
+    assert seldom.stats is seldom.stats
 
 
 def test_paths_through_trees_are_observed() -> None:
