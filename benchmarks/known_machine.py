@@ -80,12 +80,12 @@ class _Tiled(RooflineCost):
 def measure(cell: Cell, num_steps: int = STEPS, seed: int = 0) -> dict[str, object]:
     """Tokens per second of the two controllers over the best fixed setting's, simulated."""
     rates = {
-        name: rate_of(Controller(spec), cell, num_steps, seed)  # type: ignore[arg-type]  # a name or a mapping
+        name: rate_of(Controller(spec, clock=None), cell, num_steps, seed)  # type: ignore[arg-type]  # a name or a mapping
         for name, spec in FIXED.items()
     }
     best = max(rates, key=lambda name: rates[name])
-    untold = rate_of(Controller("goodput"), cell, num_steps, seed)
-    knowing = Controller("goodput")
+    untold = rate_of(Controller("goodput", clock=None), cell, num_steps, seed)
+    knowing = Controller("goodput", clock=None)
     knowing.price_by(MACHINE)
     told = rate_of(knowing, cell, num_steps, seed)
     return {

@@ -165,7 +165,7 @@ def _closed_rate(policy: object, machine: str, batch: int, kind: str, seed: int)
     settings = SimulationSettings(
         max_batch_size=batch, max_prefill_tokens=4096, prefix_sharing=False
     )
-    controller, tokens, seconds = Controller(policy), 0, 0.0  # type: ignore[arg-type]  # a name or a mapping
+    controller, tokens, seconds = Controller(policy, clock=None), 0, 0.0  # type: ignore[arg-type]  # a name or a mapping
     for block in range(_CLOSED_BATCHES):
         requests = list(workload_of(kind, batch, seed + _CLOSED_BATCHES * block))[:batch]
         named = [replace(request, id=f"{block}-{request.id}") for request in requests]
@@ -183,7 +183,7 @@ def _rate(policy: object, machine: str, workload: Workload, batch: int, seed: in
     settings = SimulationSettings(
         max_batch_size=batch, max_prefill_tokens=4096, prefix_sharing=False
     )
-    simulation = Simulation(workload, Controller(policy), times, settings)  # type: ignore[arg-type]  # a name or a mapping
+    simulation = Simulation(workload, Controller(policy, clock=None), times, settings)  # type: ignore[arg-type]  # a name or a mapping
     tokens, seconds = 0, 0.0
     while simulation.has_work:
         step = simulation.step()

@@ -143,5 +143,5 @@ def test_without_ray_the_way_to_get_it_is_named(
 
 def test_blocks_of_a_replay_ask_a_policy_as_often_as_an_engine_does() -> None:
     for policy, hinted, between in (("goodput", False, True), ("budget_argmax", True, False)):
-        continued = _Continued(Controller(policy))
+        continued = _Continued(Controller(policy, clock=None))
         assert (continued.refines_hinted, continued.refines_between_rounds) == (hinted, between)

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -15,8 +16,9 @@ from sdcontrol.engine.backends import backend_of, cache_class_of, page_bounds_of
 from sdcontrol.engine.clock import StepClock
 from sdcontrol.engine.config import EngineConfig, Memory, cache_blocks
 from sdcontrol.engine.drafters import host
+from sdcontrol.engine.drafters.host import CATCH_UP_TOKENS
 from sdcontrol.engine.drafters.pages import PageScorer
-from sdcontrol.engine.graphs import graph_bytes, largest_forward_bytes
+from sdcontrol.engine.graphs import forward_bytes, graph_bytes, largest_forward_bytes
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.kernels.reference_steps import TorchPageBounds
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
@@ -177,6 +179,23 @@ def test_an_engine_counts_the_draft_models_cache(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine_settings, "free_bytes_of", lambda device: 1 << 12)
     with pytest.raises(ConfigError, match="target 256, drafter 'draft_model' 256; 4096 bytes"):
         Engine(model, drafters=[noised(model)])
+
+
+def test_an_engine_on_a_gpu_counts_its_largest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt beside decoding, or a draft model that catches up: whichever takes more."""
+    model, config = (
+        tiny_model(),
+        EngineConfig(kv_tokens=512, max_batch_size=4, max_prefill_tokens=64),
+    )
+    with Engine(model, config=config) as alone, Engine(model, drafters=[noised(model)]) as both:
+        assert alone._host.memory.step_bytes == 0  # a CPU's memory can be swapped
+        monkeypatch.setattr(ModelRunner, "device", property(lambda runner: CUDA))
+        most = config.most_decoding_tokens
+        prompts = forward_bytes(alone.runner, 64 + most, 4 + most)
+        assert alone._host.memory.step_bytes == prompts > 0
+        host = replace(both._host, config=config)
+        catching_up = forward_bytes(host.runners["draft_model"], CATCH_UP_TOKENS, 4)
+        assert host.memory.step_bytes == catching_up > prompts
 
 
 def test_an_engine_counts_what_scored_pages_really_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,18 @@ def test_static_inputs_are_the_packed_ones_and_padding_goes_to_the_null_block(
         assert first_rows == np.cumsum([0, *(s.num_logits for s in step)])[:-1].tolist()
 
 
+def test_static_inputs_are_filled_on_the_host_whatever_torchs_default_device_is() -> None:
+    segments = [segment(3, 40), segment(2, 17)]
+    bucket = Buckets(LIMITS, lambda longest: longest).bucket_of(segments, PAGE)
+    with torch.device("meta"):
+        inputs = StaticInputs(bucket, TorchBucketAttention(bucket, PAGE), CPU)
+        inputs.load(segments)
+    sent = inputs.batch.positions.reshape(-1)[:5].tolist()
+    assert sent == [
+        p for s in segments for p in pack([s], PAGE, CPU).positions.reshape(-1).tolist()
+    ]
+
+
 # Engines
 
 

@@ -141,7 +141,9 @@ def seconds_of(
 ) -> float:
     """Of all steps."""
     times = NoisyTimes(CostTimes(MACHINES[machine]), relative_noise=0.05, seed=1)
-    simulation = Simulation(Workload.of("drawn", drawn), Controller(policy), times, settings)
+    simulation = Simulation(
+        Workload.of("drawn", drawn), Controller(policy, clock=None), times, settings
+    )
     seconds = 0.0
     while simulation.has_work:
         seconds += simulation.step().timing.total_seconds

@@ -164,7 +164,7 @@ class _Erring(Policy):
 
 
 def test_faults_of_a_policy_are_replayed(tmp_path: Path) -> None:
-    controller = Controller(_Erring())
+    controller = Controller(_Erring(), clock=None)
     with Recorder(controller, tmp_path / "t") as recorder:
         observations = decode(recorder, 450)
     report = replay_exactly(tmp_path / "t", Controller(_Erring(), clock=None))

@@ -253,9 +253,9 @@ def test_killed_process_leaves_a_trace_that_is_readable_and_says_so(
 
 
 def test_recorder_answers_as_its_planner_does(tmp_path: Path) -> None:
-    with Recorder(Controller("goodput"), tmp_path / "a") as one:
+    with Recorder(Controller("goodput", clock=None), tmp_path / "a") as one:
         recorded = decode(one, 60)
-    with Recorder(Controller("goodput"), tmp_path / "b") as other:
+    with Recorder(Controller("goodput", clock=None), tmp_path / "b") as other:
         assert decode(other, 60) == recorded
     assert list(Trace(tmp_path / "a").observations()) == recorded
 

@@ -102,7 +102,7 @@ class DraftHost:
             for runner in self.runners.values()
         ]
         prefilling = forward_bytes(self.target, config.max_prefill_tokens + most, batch + most)
-        return max(prefilling, *catching_up)
+        return max([prefilling, *catching_up])
 
     @property
     def model_configs(self) -> dict[str, dict[str, object]]:
