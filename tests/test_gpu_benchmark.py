@@ -1,10 +1,12 @@
 """The GPU benchmark: its arithmetic, what it keeps and leaves out, and every part at small scale."""
 
 import json
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import against_transformers, correctness, magicdec, promise, timing
+from benchmarks.gpu import (
+    against_transformers,
+    attention,
+    correctness,
+    magicdec,
+    plain,
+    promise,
+    timing,
+)
 from benchmarks.gpu.acceptance import KINDS, MIXES, kind_rates, seeds_of
-from benchmarks.gpu.against_transformers import decoding_rate, static_loop, token_times
 from benchmarks.gpu.bench import USABLE, Bench, Budget
 from benchmarks.gpu.correctness import exact_attention, random_step
 from benchmarks.gpu.decoder import Decoder, DecoderSpec, Turn, kv_tokens_for
@@ -50,6 +59,13 @@ from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.plain import target_ratio
 from benchmarks.gpu.promise import RIVAL, figures_of, fixed_specs, screened
 from benchmarks.gpu.report import Report, markdown, missing
+from benchmarks.gpu.rivals import (
+    BATCHED_COMPILED,
+    attention_used,
+    decoding_rate,
+    static_loop,
+    token_times,
+)
 from benchmarks.gpu.scale import FULL, SMALL
 from benchmarks.gpu.verification import ragged_lengths
 from benchmarks.keeping import Keeping
@@ -57,10 +73,11 @@ from benchmarks.measuring import write_results
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF
 from sdcontrol import policies
+from sdcontrol.compiled import is_compiling
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask, KeepDrafting
 from sdcontrol.engine.drafters.ngram import NgramDrafter
-from sdcontrol.engine.graphs import largest_forward_bytes
+from sdcontrol.engine.graphs import forward_bytes, largest_forward_bytes
 from sdcontrol.engine.kernels.splits import choose_splits
 from sdcontrol.engine.kv_cache import LayerShape
 from sdcontrol.engine.loop import Engine
@@ -167,15 +184,20 @@ def test_scored_pages_take_a_sixteenth_of_the_cache_beside_their_queries() -> No
     assert score_bytes(LLAMA, 1 << 19, 16) - without == 16 * 32 * 32 * 97 * 128 * 2
 
 
-def test_what_engines_leave_to_graphs_lies_within_the_reserve_of_a_cell() -> None:
-    """Of the largest batch, with a draft model: else a cell that fits would be refused."""
-    tokens = max(batch for batch, _ in FULL.promise) * (1 + EngineConfig().max_draft_tokens)
-    taken = 0
+def test_what_engines_take_beside_kv_lies_within_the_reserve_of_a_cell() -> None:
+    """Of the largest batch, with a draft model: graphs, a step that also prefills, and a gigabyte for
+    libraries and graphs' nodes. Else a cell that fits would be refused.
+    """
+    batch = max(batch for batch, _ in FULL.promise)
+    tokens = batch * (1 + EngineConfig().max_draft_tokens)
+    taken = 1e9
     for shape in (FULL.target, FULL.draft):
         model = SimpleNamespace(config=llama_config(shape), dtype=torch.bfloat16)
         runner = SimpleNamespace(model=model, vocab_size=shape.vocab_size)
         taken += largest_forward_bytes(runner, tokens)  # type: ignore[arg-type]
-    assert taken < 0.75 * FULL.reserve_bytes
+        if shape is FULL.target:
+            taken += forward_bytes(runner, 8192 + tokens, batch + tokens)  # type: ignore[arg-type]
+    assert taken < FULL.reserve_bytes
 
 
 @pytest.mark.parametrize(("gigabytes", "left_out"), [(134.0, 1), (76.0, 3)])
@@ -293,14 +315,44 @@ def test_the_first_cells_of_the_promise_are_mixed_within_the_batch() -> None:
     assert len(set(FULL.promise)) == len(FULL.promise) == 12
 
 
-def test_every_rival_has_a_cell_of_its_own_and_those_at_batch_32_come_first() -> None:
+def test_rivals_with_a_target_come_first_and_what_compiles_longest_comes_last() -> None:
     names = names_of(4, bench_of(139.0))
-    large = [name for name in names if name.startswith("batch 32, ")]
-    assert names[: len(large)] == large
-    rivals = [name.split(", ", 2)[2] for name in names]
-    assert rivals[len(large)] == "compiled loop"
-    assert len(large) == 4
-    assert {*rivals[: len(large)], "compiled loop"} == {*rivals[len(large) :]}
+    assert [tuple(name.replace(", context 1024", "").split(", ", 1)) for name in names] == [
+        ("batch 32", "generate, dynamic cache"),
+        ("batch 32", "generate_batch"),
+        ("batch 1", "compiled loop"),
+        ("batch 32", "generate, static cache"),
+        ("batch 1", "generate, dynamic cache"),
+        ("batch 1", "generate_batch"),
+        ("batch 1", "generate, static cache"),
+        ("batch 32", "generate_batch, graphs and compiled"),
+        ("batch 1", "generate_batch, graphs and compiled"),
+    ]
+
+
+def test_every_cell_says_how_long_it_takes_and_fits_a_command_of_ten_minutes() -> None:
+    for part in command.PARTS:
+        seconds = [cell.seconds for cell in part.cells(bench_of(139.0))]
+        assert 10.0 <= min(seconds) <= max(seconds) <= 240.0
+
+
+def test_every_cell_of_the_promise_has_an_engine_of_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One for all would meet more shapes of graphs than an engine keeps, and take more memory."""
+    bench, specs = bench_of(139.0), list[DecoderSpec]()
+
+    def open_none(spec: DecoderSpec) -> Decoder:
+        specs.append(spec)
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(bench, "decoder", open_none)
+    for cell in promise.cells(bench):
+        with pytest.raises(RuntimeError, match="no engine"):
+            cell.measure()
+    mixes = len(FULL.mixes)
+    assert [spec.max_batch_size for spec in specs] == [batch for batch, _ in FULL.promise] * mixes
+    assert len({(spec.max_batch_size, spec.kv_tokens) for spec in specs}) == len(FULL.promise)
 
 
 # -- loads and arms --------------------------------------------------------------------------------
@@ -440,6 +492,18 @@ def test_a_cell_that_ran_out_of_time_is_open_again(tmp_path: Path) -> None:
     assert not report.is_open(3, "whole")
 
 
+def test_a_cell_that_did_not_fit_is_open_where_it_does(tmp_path: Path, bench: Bench) -> None:
+    """Somebody else may have had the memory; what never fits takes no part in sharing the time."""
+    report, part = Report(tmp_path, "device", command.PARTS), part_of(fine)
+    (fits,) = part.cells(bench)
+    without_room = Part(1, "made up", lambda bench: [replace(fits, out_of_place="too large")])
+    command.run_part(without_room, bench, report, seconds=60.0)
+    assert command._todo(without_room, bench, report, None) == []
+    command.run_part(part, bench, report, seconds=60.0)
+    assert "figures" in report.results[0]
+    assert "skipped" not in report.results[0]
+
+
 @pytest.mark.parametrize(("blocks", "kept"), [(2, 4), (4, 4), (6, 6)])
 def test_of_a_cell_that_is_cut_again_more_blocks_stay(blocks: int, kept: int) -> None:
     earlier = result(5, "cell", facts=block_facts(4, 6))
@@ -519,12 +583,15 @@ def broken() -> CellFigures:
     raise RuntimeError("out of luck\nand a traceback")
 
 
-def test_a_cell_that_fails_costs_no_other(tmp_path: Path, bench: Bench) -> None:
+def test_a_cell_that_fails_costs_no_other_and_says_where_it_did(
+    tmp_path: Path, bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = Report(tmp_path, "device", command.PARTS)
     command.run_part(part_of(broken, fine), bench, report, seconds=60.0)
     first, second = report.results
     assert first["failed"] == "RuntimeError: out of luck"
     assert "figures" in second
+    assert "in broken" in capsys.readouterr().err
 
 
 def test_the_engine_of_a_cell_that_fails_is_not_used_again(tmp_path: Path, bench: Bench) -> None:
@@ -578,6 +645,27 @@ def test_what_the_first_cell_makes_for_all_stops_no_other(
     part = Part(1, "made up", lambda bench: [skipped, *others])
     command.run_part(part, bench, report, seconds=10.0)
     assert [r["name"] for r in report.results] == ["left out", *(f"cell {n}" for n in range(4))]
+
+
+def test_a_cell_that_takes_longer_than_is_left_waits_and_shorter_ones_do_not(
+    tmp_path: Path, bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left out of a device is written down at once: it takes no time."""
+    began: list[str] = []
+
+    def cell(name: str, seconds: float, out_of_place: str | None = None) -> Cell:
+        measure = lambda: began.append(name) or fine()  # type: ignore[func-returns-value]  # noqa: E731
+        return Cell(name, measure, None, out_of_place, seconds=seconds)
+
+    cells = [cell("long", 200.0), cell("short", 10.0), cell("out", 200.0, "too large")]
+    part = Part(1, "made up", lambda bench: cells)
+    report = Report(tmp_path, "device", command.PARTS)
+    command.run_part(part, bench, report, seconds=100.0)
+    assert [r["name"] for r in report.results] == ["short", "out"]
+    assert "left for --resume (1 in all): long\n" in capsys.readouterr().out
+    assert report.is_open(1, "long")
+    command.run_part(part, bench, report, seconds=300.0)
+    assert began == ["short", "long"]
 
 
 def test_cells_that_were_never_tried_come_before_those_that_ran_out_of_time(
@@ -673,14 +761,18 @@ def test_time_that_a_part_leaves_over_is_the_others(
 ) -> None:
     """10 minutes for parts of 2 and 6, the important one first; none takes any time.
 
-    No part has more than 8 minutes, and correctness may have those, whatever its share.
+    No part has more than 8 minutes, and correctness may have those, whatever its share. A part that
+    is measured already has no share.
     """
     limits: dict[int, float] = {}
 
-    def part(number: int, minutes: float) -> Part:
+    def part(number: int, minutes: float, num_cells: int = 1) -> Part:
         def cells(bench: Bench) -> list[Cell]:
-            limits[number] = bench.budget.seconds
-            return []
+            def measure() -> CellFigures:
+                limits[number] = bench.budget.seconds
+                return fine()
+
+            return [Cell(f"cell {index}", measure) for index in range(num_cells)]
 
         return Part(number, "made up", cells, minutes=minutes)
 
@@ -688,6 +780,39 @@ def test_time_that_a_part_leaves_over_is_the_others(
     assert run_made_up([part(2, 2.0), part(5, 6.0), part(0, 2.0)], monkeypatch, tmp_path) == 0
     assert list(limits) == [0, 5, 2]
     assert limits == {0: 480.0, 5: 450.0, 2: 480.0}
+    limits.clear()
+    parts = [part(1, 2.0), part(5, 6.0), part(2, 2.0, num_cells=2)]
+    assert run_made_up(parts, monkeypatch, tmp_path, "--resume") == 0
+    assert limits == {1: 300.0, 2: 480.0}
+
+
+def test_the_time_of_all_begins_before_what_takes_long_to_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[list[str], Path], str]
+) -> None:
+    program = "import benchmarks.gpu as g, sys; print(g.STARTED > 0, len({'torch', 'numba'} & {*sys.modules}))"
+    root = Path(command.__file__).parents[2]
+    assert run([sys.executable, "-c", program], root).split() == ["True", "0"]
+    limits: list[float] = []
+
+    def cells(bench: Bench) -> list[Cell]:
+        return [Cell("cell", lambda: limits.append(bench.budget.seconds) or fine())]  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(command, "PARTS", (Part(1, "made up", cells),))
+    monkeypatch.setattr(Bench, "rates", Rates(1e10, 1e11))
+    arguments = ["--cpu", "--folder", str(tmp_path), "--total", "3"]
+    for spent in (0.0, 100.0, 300.0):
+        assert command.main(arguments, started=time.perf_counter() - spent) == 0
+    assert limits == pytest.approx([180.0, 80.0], abs=20.0)
+
+
+def test_figures_of_a_gpu_are_not_taken_where_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else plans would be plain Python, and goodput slower than it is."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command, "is_compiling", False)
+    with pytest.raises(SystemExit, match="numba cannot be imported"):
+        command.main(["--folder", str(tmp_path)])
 
 
 @pytest.mark.parametrize("seconds", [1.0, 3600.0])
@@ -774,7 +899,7 @@ def test_the_compiled_rival_is_one_graph_and_gives_the_text_of_generate(bench: B
 def test_a_rival_that_cannot_be_measured_fails_its_cell(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(against_transformers, "_generate", lambda *load: broken())
+    monkeypatch.setattr(bench.target(), "generate", lambda *ids, **options: broken())
     cells = {cell.name.split(", ", 2)[2]: cell for cell in against_transformers.cells(bench)}
     with pytest.raises(RuntimeError, match="out of luck"):
         cells["generate, dynamic cache"].measure()
@@ -794,6 +919,76 @@ def test_a_rival_that_cannot_be_captured_is_timed_without_a_graph(
     assert seen.is_graph == (failure is None)
     assert recorder.replays == (0 if failure else 3)
     assert calls == [0, 1, 2] * (len(calls) // 3)
+
+
+def test_a_timing_begins_while_the_device_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would hold the launch."""
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, **options: object) -> None:
+            pass
+
+        def record(self) -> None:
+            done.append("mark")
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 2.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    on_gpu = SimpleNamespace(is_cuda=True)
+    assert timing._seconds(on_gpu, lambda: done.append("run")) == 0.002  # type: ignore[arg-type]
+    assert done == ["run", "mark", "run", "mark"]
+
+
+@pytest.mark.parametrize("is_usable", [True, False])
+def test_a_kernel_that_breaks_the_device_is_not_taken_for_one_that_fails(
+    is_usable: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(attention.KERNELS, "FlashInfer", lambda inputs: broken())  # type: ignore[arg-type]
+    monkeypatch.setattr(Bench, "is_usable", is_usable)
+    (cell,) = attention.cells(bench)
+    if is_usable:
+        assert cell.measure().facts["FlashInfer"] == failed(
+            RuntimeError("out of luck and a traceback")
+        )
+        return
+    with pytest.raises(RuntimeError, match="out of luck"):
+        cell.measure()
+
+
+def test_the_attention_that_a_rival_takes_for_a_call_is_known_and_put_back() -> None:
+    """Newer versions put it back themselves, older ones do not."""
+    for puts_back in (True, False):
+        model = random_llama(SMALL.target, device=torch.device("cpu"), dtype=torch.float32, seed=0)
+        with attention_used(model) as names:
+            assert names == ["sdpa"]
+            model.set_attn_implementation("eager")
+            if puts_back:
+                model.set_attn_implementation("sdpa")
+        assert names[:2] == ["sdpa", "eager"]
+        assert model.config._attn_implementation == "sdpa"
+        model.set_attn_implementation("eager")
+        assert names[-1] != "eager" or not puts_back, "nobody listens any more"
+
+
+def test_a_rival_that_compiles_in_every_call_is_called_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def generate_batch(prompts: list[object], **options: object) -> dict[str, Output]:
+        calls.append(options["continuous_batching_config"])
+        tokens = options["generation_config"].max_new_tokens  # type: ignore[attr-defined]
+        each = Output([1] * tokens, [0.5 * token for token in range(tokens)])
+        return {str(row): each for row, _ in enumerate(prompts)}
+
+    monkeypatch.setattr(bench.target(), "generate_batch", generate_batch)
+    assert BATCHED_COMPILED.rates(bench, 3, 64) == [6.0]
+    assert len(calls) == 1
 
 
 def test_forwards_of_generate_batch_have_the_same_size_whatever_memory_is_free(
@@ -1064,6 +1259,31 @@ def test_a_cell_that_the_end_of_time_cuts_short_is_resumed(
     assert (tmp_path / "gpu-cpu-small-scale.json").read_text("utf-8") == written
 
 
+@pytest.mark.parametrize("module", [magicdec, promise, plain])
+def test_forwards_that_lack_their_graph_are_counted_and_are_no_figures_of_the_promise(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captures fail in the first cell; in the next its engine is used again, where nothing failed."""
+    let_capture(monkeypatch, 0)
+    bench = Bench(replace(SMALL, steps=2), torch.device("cpu"))
+    bench.rates = Rates(1e10, 1e11)  # type: ignore[misc]
+    cell = module.cells(bench)[0]
+    if module is not plain:
+        with pytest.raises(
+            RuntimeError, match=r"0 graphs, forwards without: {'capture failed': \d"
+        ):
+            cell.measure()
+        return
+    once, twice = (cell.measure().facts["graphs"] for _ in range(2))
+    assert isinstance(once, dict)
+    assert isinstance(twice, dict)
+    count = once["eager_in_cell"]["capture failed"]
+    assert count == once["eager"]["capture failed"] > 0
+    assert twice["eager_in_cell"]["capture failed"] == count
+    assert twice["eager"]["capture failed"] == 2 * count
+    bench.release()
+
+
 def test_an_engine_is_kept_while_the_same_one_is_asked_for(bench: Bench) -> None:
     verifier = CoupledVerifier()
     spec = DecoderSpec((), verifier, 512, 2, 32)
@@ -1074,6 +1294,9 @@ def test_an_engine_is_kept_while_the_same_one_is_asked_for(bench: Bench) -> None
 
 def assert_facts_are_complete(part: int, facts: list[dict[str, object]]) -> None:
     assert facts
+    assert all(each["is_compiling"] is is_compiling for each in facts)
+    if part == 4:
+        assert all(each["attention"] == "sdpa" for each in facts)
     if part not in {0, 3}:
         assert all("graphs" in each for each in facts), "whether forwards had graphs"
     if part in {5, 6}:

@@ -5,9 +5,10 @@
     python -m benchmarks.gpu --resume                    all parts, what is not measured yet
     python -m benchmarks.gpu --dry-run --memory-gib 80   which cells fit, and what each takes
 
+Minutes in all count from when the process began, imports and what those compile included.
 Without a GPU every part runs at a small scale on the CPU, in one to two minutes on two cores, and
 what is missing is said. Each cell is written as soon as it is there, and before it is begun, so that a
-run may end at any time. Where a cell leaves the device unusable, the rest runs in a new process.
+run may end at any time; none is begun that should not end in time. Where a cell leaves the device unusable, the rest runs in a new process.
 What failed before is tried again after everything else.
 """
 
@@ -15,6 +16,7 @@ import argparse
 import os
 import sys
 import time
+import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -22,6 +24,7 @@ import torch
 import transformers
 
 from benchmarks.gpu import (
+    STARTED,
     against_transformers,
     attention,
     correctness,
@@ -38,11 +41,13 @@ from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.report import Report, missing, verdict
 from benchmarks.gpu.scale import FULL, SMALL
 from benchmarks.measuring import RESULTS
+from sdcontrol.compiled import is_compiling
 
 __all__ = ["PARTS", "main", "run_part"]
 
 _SMALL_FOLDER = Path("runs/gpu-small")
 _IMPORTANCE = (0, 1, 5, 6, 3, 4, 2, 7)  # the order of parts, for when time runs out
+_FRAMES = 6  # of a failure that are printed, the innermost
 _ENDED = "the process ended while this was measured"
 PARTS: tuple[Part, ...] = tuple(
     module.PART
@@ -59,8 +64,11 @@ PARTS: tuple[Part, ...] = tuple(
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run from the command line; 1 where a cell failed, or something was not correct."""
+def main(arguments: Sequence[str] | None = None, *, started: float | None = None) -> int:
+    """Run from the command line; 1 where a cell failed, or something was not correct.
+
+    What has passed since `started`, by `time.perf_counter`, counts.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     wanted = [part for part in _by_importance() if options.part in {None, part.number}]
@@ -68,12 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = dry_run.bench_of(options.memory_gib)
         print("\n".join(dry_run.described(wanted, bench, options.total)))
         return 0
-    return _run(wanted, options, given)
+    spent = 0.0 if started is None else time.perf_counter() - started
+    minutes = min(options.total - spent / 60.0, len(wanted) * options.minutes)
+    total = Budget(60.0 * minutes)
+    return _run(wanted, total, options, given)
 
 
-def _run(wanted: Sequence[Part], options: argparse.Namespace, given: Sequence[str]) -> int:
+def _run(
+    wanted: Sequence[Part], total: Budget, options: argparse.Namespace, given: Sequence[str]
+) -> int:
     transformers.utils.logging.disable_progress_bar()
     has_gpu = torch.cuda.is_available() and not options.cpu
+    if has_gpu and not is_compiling:
+        raise SystemExit("numba cannot be imported, and plans would be slow; pip install numba")
     device = torch.device("cuda" if has_gpu else "cpu")
     bench = Bench(FULL if has_gpu else SMALL, device)
     name = torch.cuda.get_device_name() if has_gpu else "cpu-small-scale"
@@ -82,7 +97,9 @@ def _run(wanted: Sequence[Part], options: argparse.Namespace, given: Sequence[st
     if not options.resume:
         for part in wanted:
             report.forget(part.number)
-    _run_parts(wanted, bench, report, options, given)
+    _run_parts(wanted, total, bench, report, options)
+    if not bench.is_usable:
+        _go_on_elsewhere(given, total.left)
     print("\n".join(missing(report.results, PARTS)))
     print(f"written to {report.path} and {report.path.with_suffix('.md').name}")
     numbers = {part.number for part in wanted}
@@ -91,25 +108,26 @@ def _run(wanted: Sequence[Part], options: argparse.Namespace, given: Sequence[st
 
 def _run_parts(
     parts: Sequence[Part],
+    total: Budget,
     bench: Bench,
     report: Report,
     options: argparse.Namespace,
-    given: Sequence[str],
 ) -> None:
-    """Each for its share of the time that is left; what a part leaves over is the others'.
+    """Those with open cells, each for its share of the time that is left, while the device is usable;
+    what a part leaves over is the others'.
 
     Cells that failed in an earlier run come last: they may take all of the time once more.
     """
-    total = Budget(60.0 * min(options.total, len(parts) * options.minutes))
     failed = {part.number: report.failed(part.number) for part in parts}
+    is_open = [part for part in parts if _todo(part, bench, report, None)]
     again = [part for part in parts if failed[part.number] and not options.keep_failed]
-    for turn, is_again in ((parts, False), (again, True)):
+    for turn, is_again in ((is_open, False), (again, True)):
         for index, part in enumerate(turn):
             seconds = min(60.0 * options.minutes, _share(turn[index:]) * total.left)
             only = failed[part.number] if is_again else None
             run_part(part, bench, report, seconds=seconds, only=only)
             if not bench.is_usable:
-                _go_on_elsewhere(given, total.left)
+                return
 
 
 def _share(parts: Sequence[Part]) -> float:
@@ -121,17 +139,16 @@ def _share(parts: Sequence[Part]) -> float:
 def run_part(
     part: Part, bench: Bench, report: Report, *, seconds: float, only: Collection[str] | None = None
 ) -> None:
-    """Measure the cells that are open, or `only` these, as long as another one should fit."""
+    """Measure the cells that are open, or `only` these: each that should end in time."""
     bench.budget = Budget(seconds)
     print(f"part {part.number}: {part.title} ({bench.scale.name})", flush=True)
     took: list[float] = []
+    left: list[str] = []
     try:
-        todo = _todo(part, bench, report, only)
-        for index, cell in enumerate(todo):
-            if bench.budget.left <= _expected(took):
-                print(f"  {len(todo) - index} cells left for --resume: the part's time is over",
-                      flush=True)  # fmt: skip
-                break
+        for cell in _todo(part, bench, report, only):
+            if not cell.skip and bench.budget.left <= _expected(cell, took):
+                left.append(cell.name)
+                continue
             before, earlier = bench.budget.spent, report.result_of(part.number, cell.name)
             kept = {} if earlier is None or "skipped" in earlier else earlier
             report.add({**kept, **_key(part, cell, bench), "failed": _ENDED})
@@ -144,6 +161,8 @@ def run_part(
     finally:
         if bench.is_usable:  # else freeing memory raises, too
             bench.release()
+    if left:
+        print(f"  left for --resume ({len(left)} in all): {'; '.join(left[:3])}", flush=True)
 
 
 def _todo(part: Part, bench: Bench, report: Report, only: Collection[str] | None) -> list[Cell]:
@@ -151,15 +170,15 @@ def _todo(part: Part, bench: Bench, report: Report, only: Collection[str] | None
     cells = part.cells(bench)
     if only is not None:
         return [cell for cell in cells if cell.name in only]
-    is_open = [cell for cell in cells if report.is_open(part.number, cell.name)]
+    is_open = [cell for cell in cells if report.is_open(part.number, cell.name, skip=cell.skip)]
     return sorted(is_open, key=lambda cell: report.result_of(part.number, cell.name) is not None)
 
 
-def _expected(took: Sequence[float]) -> float:
-    """Seconds of another cell: the longest so far without the first one, of which half is taken to
-    have made models, compiled kernels and captured graphs for all.
+def _expected(cell: Cell, took: Sequence[float]) -> float:
+    """Seconds of another cell: its own, or the longest so far without the first one, of which half is
+    taken to have made models, compiled kernels and captured graphs for all.
     """
-    return max(took[1:], default=took[0] / 2 if took else 0.0)
+    return max(cell.seconds, *took[1:], took[0] / 2 if len(took) == 1 else 0.0)
 
 
 def is_bad(result: Result) -> bool:
@@ -198,12 +217,13 @@ def _measure(part: Part, cell: Cell, bench: Bench) -> Result:
         found = cell.measure()
     except Exception as error:  # one cell's failure must not cost the others
         failure = f"{type(error).__name__}: {error}".splitlines()[0]
+        traceback.print_exception(error, limit=-_FRAMES, chain=False)
     if found is None:
         if bench.is_usable:
             bench.release()  # an engine that broke off in the middle of a step is of no use
         return {**result, "failed": failure}
     result["figures"] = [figure.to_dict() for figure in found.figures]
-    result["facts"] = dict(found.facts)
+    result["facts"] = {"is_compiling": is_compiling, **found.facts}
     rates = bench.rates
     result["ceilings"] = {
         "bytes_per_second": round(rates.bytes_per_second),
@@ -258,7 +278,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", action="store_true", help="keep the cells that are written")
     parser.add_argument("--keep-failed", action="store_true", help="with --resume: the failed, too")
     parser.add_argument("--minutes", type=_minutes, default=8.0, help="per part (default: 8)")
-    parser.add_argument("--total", type=_minutes, default=60.0, help="of all parts (default: 60)")
+    parser.add_argument("--total", type=_minutes, default=60.0, help="in all (default: 60)")
     parser.add_argument("--cpu", action="store_true", help="small scale though a GPU is there")
     parser.add_argument("--dry-run", action="store_true", help="list the cells, measure nothing")
     parser.add_argument(
@@ -272,4 +292,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(started=STARTED))

@@ -29,6 +29,7 @@ def cells(bench: Bench) -> list[Cell]:
             f"batch {batch}, context {context}",
             partial(_measure, bench, batch, context),
             _need(bench, batch, context),
+            seconds=20.0,
         )
         for batch, context in bench.scale.attention
     ]
@@ -63,6 +64,8 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
                 continue
             seen = seconds_per_call(bench, call, inputs.copies, repeats=_REPEATS)
         except Exception as error:  # another library's, on a device that it may not know
+            if not bench.is_usable:
+                raise  # nothing that comes after it could be measured
             facts[name] = failed(error)
             continue
         shares = [read / seconds / bench.rates.bytes_per_second for seconds in seen.seconds]

@@ -55,14 +55,14 @@ def cells(bench: Bench) -> list[Cell]:
     """What time is taken of comes first, the cheapest before the rest; float32 comes last."""
     skip = None if bench.is_cuda else "kernels and graphs are CUDA's"
     in_model, *others = [
-        Cell(f"attention, {_name(dtype)}", partial(_attention, bench, dtype))
+        Cell(f"attention, {_name(dtype)}", partial(_attention, bench, dtype), seconds=20.0)
         for dtype in dict.fromkeys((bench.dtype, torch.float32))
     ]
     return [
         in_model,
-        Cell("verdicts against the host's", partial(_verdicts, bench), None, skip),
-        Cell("texts against generate", partial(_texts, bench)),
-        Cell("graphs against eager", partial(_graphs, bench), None, skip),
+        Cell("verdicts against the host's", partial(_verdicts, bench), None, skip, seconds=10.0),
+        Cell("texts against generate", partial(_texts, bench), seconds=30.0),
+        Cell("graphs against eager", partial(_graphs, bench), None, skip, seconds=60.0),
         *others,
     ]
 

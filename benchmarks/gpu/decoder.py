@@ -8,7 +8,7 @@ the engine does on its own (graphs, overlap, kernels) is as its settings have it
 import gc
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 import torch
@@ -33,6 +33,7 @@ from sdcontrol.scheduling.blocks import block_keys
 __all__ = ["Decoder", "DecoderSpec", "Turn", "check_drafters", "kv_tokens_for"]
 
 _KV_SPREAD = 0.05
+_AMISS = ("capture failed", "too many shapes")  # reasons of forwards that should have had a graph
 _PREFILL_TOKENS = 8192  # what scored pages compute again fits in a few steps
 
 
@@ -116,6 +117,7 @@ class Decoder:
             ),
         )
         self.graphs = self.engine.stats.graphs  # of all arms: captured once, replayed by everybody
+        self._eager_before: dict[str, int] = {}
         self._prompts: list[Prompt] = []
         self._laid_out: tuple[int, int] | None = None
         self._fill_drafters()
@@ -123,7 +125,8 @@ class Decoder:
         gc.freeze()  # models and libraries: else each collection looks through them
 
     def prepare(self, batch_size: int, context_tokens: int) -> None:
-        """Contexts of that many requests, in every model's cache."""
+        """Contexts of that many requests, in every model's cache: a cell begins."""
+        self._eager_before = dict(self.graphs.eager)
         if self._laid_out == (batch_size, context_tokens):
             return
         phase = PhaseSpec(f"{batch_size}x{context_tokens}", batch_size, context_tokens, "copy")
@@ -171,10 +174,24 @@ class Decoder:
             tuple(timed.host),
         )
 
+    def graph_facts(self) -> dict[str, object]:
+        """Of the engine so far, and by reason the forwards without a graph since `prepare`."""
+        return {**asdict(self.graphs), "eager_in_cell": self._eager_in_cell()}
+
+    def check_graphs(self) -> None:
+        """Raises `RuntimeError` where a forward since `prepare` should have had a graph."""
+        amiss = {why: n for why, n in self._eager_in_cell().items() if why in _AMISS}
+        if amiss:
+            raise RuntimeError(f"{self.graphs.captured} graphs, forwards without: {amiss}")
+
     def close(self) -> None:
         """Free the memory."""
         gc.unfreeze()
         self.engine.close()
+
+    def _eager_in_cell(self) -> dict[str, int]:
+        counts = {why: n - self._eager_before.get(why, 0) for why, n in self.graphs.eager.items()}
+        return {why: count for why, count in counts.items() if count}
 
     def _step(self, timed: _Timed) -> None:
         observation = self.engine.step()

@@ -1,7 +1,6 @@
 """Part 7: what the host costs: controller, n-gram drafter, the rest; graphs; peak memory."""
 
 import time
-from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -34,6 +33,7 @@ def cells(bench: Bench) -> list[Cell]:
             f"batch {batch}, context {context}",
             partial(_measure, bench, batch, context),
             bench.need(_kv_tokens(bench, batch, context), with_draft=True),
+            seconds=20.0,
         )
         for batch, context in bench.scale.host
     ]
@@ -69,7 +69,7 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
         figures.append(Figure("graph memory, of what the pool leaves for it", left))
         peak = torch.cuda.max_memory_allocated(bench.device)
         figures.append(Figure("peak memory", peak / 1e9, "GB"))
-    return CellFigures(tuple(figures), {"graphs": asdict(graphs)})
+    return CellFigures(tuple(figures), {"graphs": decoder.graph_facts()})
 
 
 def _step_figures(turns: list[Turn]) -> list[Figure]:

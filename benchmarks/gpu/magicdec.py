@@ -7,7 +7,6 @@ Speedups are over an engine without drafters, measured just before.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 
 from benchmarks.gpu.bench import Bench
@@ -18,7 +17,6 @@ from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.scale import Scale
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import OFF, best_on_odd, even
-from sdcontrol.engine.stats import GraphStats
 from sdcontrol.engine.verify import SyntheticVerifier
 from sdcontrol.experiments.compare import paired_ratio
 
@@ -59,6 +57,7 @@ def cells(bench: Bench) -> list[Cell]:
             f"batch {batch}, context {context}, {arm}",
             partial(_measure, bench, verifier, (batch, context), which),
             bench.need(_kv_tokens(bench, batch, context), scored_requests=batch * which),
+            seconds=40.0,
         )
         for batch, context in _loads(bench)
         for which, arm in enumerate((scale.sparse_arm, scale.scored_arm))
@@ -118,7 +117,7 @@ def _measure(
         "best": best,
         **block_facts(blocks, scale.blocks),
         "rates": beside,
-        "graphs": {"plain": asdict(plain_graphs), arm: asdict(graphs)},
+        "graphs": {"plain": plain_graphs, arm: graphs},
     }
     return CellFigures(figures, facts)
 
@@ -134,19 +133,20 @@ def _decoder(
 
 def _rates(
     bench: Bench, decoder: Decoder, arms: Sequence[Arm]
-) -> tuple[dict[str, list[float]], GraphStats]:
-    """Tokens per second by arm and block, in random order; the first block warms up."""
+) -> tuple[dict[str, list[float]], dict[str, object]]:
+    """Tokens per second by arm and block, in random order, and facts of graphs; the first block warms up."""
     scale, rng, batch = bench.scale, random.Random(0), decoder.spec.max_batch_size
     rates: dict[str, list[float]] = {arm.name: [] for arm in arms}
     for block in range(scale.blocks + 1):
         for arm in rng.sample(list(arms), len(arms)):
             seeds = range(1000 * block, 1000 * block + batch)
             turn = decoder.turn(arm, steps=scale.steps if block else 2, seeds=seeds)
+            decoder.check_graphs()
             if block:
                 rates[arm.name].append(turn.rate)
         if block and block % 2 == 0 and bench.budget.left < 0:
             break
-    return rates, decoder.graphs
+    return rates, decoder.graph_facts()
 
 
 def _pairs(

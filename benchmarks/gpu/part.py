@@ -18,12 +18,16 @@ __all__ = ["Cell", "Part"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measurement, what memory it needs, and why it has no place here, if it has none."""
+    """One measurement, what memory it needs, and why it has no place here, if it has none.
+
+    It begins only where `seconds` are left: what it takes on a GPU at least, about, alone.
+    """
 
     name: str
     measure: Callable[[], CellFigures]
     need: Need | None = None
     out_of_place: str | None = None
+    seconds: float = 1.0
 
     @property
     def skip(self) -> str | None:

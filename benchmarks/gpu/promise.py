@@ -7,7 +7,6 @@ on even ones. What learns keeps what it learned from block to block.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 
 from benchmarks.gpu.acceptance import MIXES, kind_rates, seeds_of
@@ -24,6 +23,7 @@ from sdcontrol.outcomes import DEPTH
 __all__ = ["PART", "RIVAL", "figures_of", "fixed_specs", "screened"]
 
 RIVAL = "budget_argmax"
+_VERIFIER = kind_rates()
 _RIVAL_DRAFTER = "draft_model"
 _LENGTHS = {"draft_model": (1, 2, 4, 8), "sparse_kv": (2, 4, 8), "ngram": (2, 4, 8, 16)}
 _HOPELESS = 0.75  # of the best fixed setting, in the first two blocks
@@ -54,22 +54,12 @@ def screened(rates: Mapping[str, Sequence[float]], fixed: Sequence[str]) -> dict
 
 def cells(bench: Bench) -> list[Cell]:
     """Mixed batches first: those are what the promise is about."""
-    verifier = kind_rates()
-    fitting = [
-        pair
-        for pair in bench.scale.promise
-        if bench.need(_kv(bench, *pair), with_draft=True).lack is None
-    ]
-    kv_tokens = max((_kv(bench, *pair) for pair in fitting), default=0)
-    most = max((batch for batch, _ in fitting), default=1)
-    spec = DecoderSpec(
-        ("draft_model", bench.scale.sparse_arm, "ngram"), verifier, kv_tokens, most, _room(bench)
-    )
     return [
         Cell(
             f"batch {batch}, context {context}, acceptance {mix}",
-            partial(_measure, bench, spec, batch, context, mix),
+            partial(_measure, bench, batch, context, mix),
             bench.need(_kv(bench, batch, context), with_draft=True),
+            seconds=40.0,
         )
         for mix in bench.scale.mixes
         for batch, context in bench.scale.promise
@@ -107,9 +97,8 @@ def _ratio(name: str, ratio: Ratio, target: float) -> Figure:
     return Figure(name, ratio.median, "x", target, p10=ratio.low, p90=ratio.high)
 
 
-def _measure(bench: Bench, spec: DecoderSpec, batch: int, context: int, mix: str) -> CellFigures:
-    decoder = bench.decoder(spec)
-    decoder.prepare(batch, context)
+def _measure(bench: Bench, batch: int, context: int, mix: str) -> CellFigures:
+    decoder = _open(bench, batch, context)
     arms = _arms(bench, context)
     turns, dropped = _take_turns(bench, decoder, arms, mix, batch)
     rates = {name: [turn.rate for turn in each] for name, each in turns.items()}
@@ -131,9 +120,18 @@ def _measure(bench: Bench, spec: DecoderSpec, batch: int, context: int, mix: str
             sum(turn.capture_seconds for each in turns.values() for turn in each), 2
         ),
         "faults": sorted(set(arms[ADAPTIVE].stats.faults)),
-        "graphs": asdict(decoder.graphs),
+        "graphs": decoder.graph_facts(),
     }
     return CellFigures(tuple(figures), facts)
+
+
+def _open(bench: Bench, batch: int, context: int) -> Decoder:
+    """Engines of a size of their own: of one for all cells, graphs would have too many shapes."""
+    drafters = ("draft_model", bench.scale.sparse_arm, "ngram")
+    kv_tokens = _kv(bench, batch, context)
+    decoder = bench.decoder(DecoderSpec(drafters, _VERIFIER, kv_tokens, batch, _room(bench)))
+    decoder.prepare(batch, context)
+    return decoder
 
 
 def _arms(bench: Bench, context: int) -> dict[str, Arm]:
@@ -154,6 +152,7 @@ def _take_turns(
     for block in range(bench.scale.blocks + 1):
         for name in rng.sample(names, len(names)):
             found = _turn(bench, decoder, arms[name], seeds_of(MIXES[mix], batch, block), block)
+            decoder.check_graphs()
             turns[name] += [found] if block else []
         if block == 2:
             rates = {name: [turn.rate for turn in turns[name]] for name in fixed}

@@ -42,10 +42,16 @@ class Report:
         """What is written of the cell; None where it was never begun."""
         return self._results.get((part, cell))
 
-    def is_open(self, part: int, cell: str) -> bool:
-        """Whether the cell was never tried, or ran out of time; one that failed is not open."""
+    def is_open(self, part: int, cell: str, *, skip: str | None = None) -> bool:
+        """Whether the cell was never tried, was left out and is not to be any more (`skip` is why), or
+        ran out of time; one that failed is not open.
+        """
         result = self.result_of(part, cell)
-        return result is None or (is_cut(result) and "failed" not in result)
+        if result is None:
+            return True
+        if "skipped" in result:
+            return skip is None
+        return is_cut(result) and "failed" not in result
 
     def failed(self, part: int) -> frozenset[str]:
         """The cells of a part that failed, or were begun and never ended."""

@@ -80,7 +80,7 @@ FULL = Scale(
     steps=24,
     blocks=6,
     text_tokens=64,
-    reserve_bytes=8e9,
+    reserve_bytes=10e9,
 )
 
 

@@ -5,7 +5,6 @@ Drafts cost nothing and none is accepted, so that a step is a verification and n
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 
 from benchmarks.gpu.bench import Bench
@@ -79,6 +78,7 @@ def cells(bench: Bench) -> list[Cell]:
             f"batch {batch}, context {context}, {mean} tokens each",
             partial(_measure, bench, batch, context, mean),
             bench.need(_kv_tokens(bench, batch, context)),
+            seconds=10.0,
         )
         for batch, context in bench.scale.verification
         for mean in bench.scale.tokens_per_request
@@ -117,7 +117,7 @@ def _measure(bench: Bench, batch: int, context: int, mean: int) -> CellFigures:
             0,
             Figure.of("ragged / uniform", ratios, "x", target=_RAGGED_TARGET, is_ceiling=True),
         )
-    facts = {"ragged": list(shapes.get("ragged", ())), "graphs": asdict(decoder.graphs)}
+    facts = {"ragged": list(shapes.get("ragged", ())), "graphs": decoder.graph_facts()}
     return CellFigures(tuple(figures), facts)
 
 
