@@ -220,10 +220,14 @@ def test_an_engine_counts_what_scored_pages_really_take(monkeypatch: pytest.Monk
 def test_memory_for_graphs_is_set_aside_where_there_will_be_some_and_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the largest bucket: 4 requests of 1 + 3 tokens; two rows of logits, four of a layer."""
+    """Of the largest bucket: 4 requests of 1 + 3 tokens; two rows of logits, four of a layer, and
+    parts of contexts, with a weight each.
+    """
     model, config = tiny_model(), EngineConfig(max_batch_size=4, max_draft_tokens=3)
     sizes = model.config
-    expected = 16 * 4 * (2 * sizes.vocab_size + 4 * (sizes.hidden_size + sizes.intermediate_size))
+    outputs = sizes.num_attention_heads * (sizes.head_dim + 1)
+    layer = 4 * (sizes.hidden_size + sizes.intermediate_size)
+    expected = 16 * 4 * (2 * sizes.vocab_size + layer) + 8192 * 4 * outputs
     monkeypatch.setattr(engine_settings, "free_bytes_of", lambda device: 1 << 22)
     with Engine(model, config=config) as eager:
         assert eager.stats.graphs.expected_bytes == graph_bytes(eager.runner, config) == 0

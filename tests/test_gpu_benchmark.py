@@ -78,7 +78,7 @@ from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask, KeepDrafting
 from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.graphs import forward_bytes, largest_forward_bytes
-from sdcontrol.engine.kernels.splits import choose_splits
+from sdcontrol.engine.kernels.splits import SplitPlan
 from sdcontrol.engine.kv_cache import LayerShape
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
@@ -193,7 +193,9 @@ def test_what_engines_take_beside_kv_lies_within_the_reserve_of_a_cell() -> None
     taken = 1e9
     for shape in (FULL.target, FULL.draft):
         model = SimpleNamespace(config=llama_config(shape), dtype=torch.bfloat16)
-        runner = SimpleNamespace(model=model, vocab_size=shape.vocab_size)
+        heads, dim = (shape.num_heads, shape.num_kv_heads), shape.head_dim
+        layers = [LayerShape(*heads, dim, dim, torch.bfloat16)]
+        runner = SimpleNamespace(model=model, vocab_size=shape.vocab_size, layers=layers)
         taken += largest_forward_bytes(runner, tokens)  # type: ignore[arg-type]
         if shape is FULL.target:
             taken += forward_bytes(runner, 8192 + tokens, batch + tokens)  # type: ignore[arg-type]
@@ -290,8 +292,8 @@ def test_every_tile_that_is_timed_is_compared_with_float64_first() -> None:
     compared = {rows_of(max(lengths)) for _, lengths in correctness._LOADS.values()}
     assert compared == {rows_of(tokens) for tokens in range(1, 100)}
     longest = max(max(contexts) for contexts, _ in correctness._LOADS.values())
-    splits = choose_splits(layer, num_tiles=1, tile_tokens=4, num_keys=longest, num_sms=132)
-    assert splits >= 32
+    plan = SplitPlan(layer.num_kv_heads, tile_tokens=4, programs_per_sm=3, num_sms=132)
+    assert plan.parts(np.array([longest]), np.array([1])) >= 32
 
 
 @pytest.mark.parametrize("gib", [78.0, 139.0])

@@ -179,12 +179,23 @@ def compiled_step(layer: LayerShape, step: str, capability: int) -> Compiled:
     return compiled_attention(layer, tokens, capability, has_trees=has_trees, is_split=is_split)
 
 
+def check_step(layer: LayerShape, step: str, capability: int) -> None:
+    """And as many of its programs as are planned with fit a multiprocessor, whose system takes 1 KB of each."""
+    result = compiled_step(layer, step, capability)
+    check(result, capability)
+    tile = triton_attention.choose_tile(layer, STEPS[step][0], capability=capability)
+    at_once = triton_attention.programs_per_sm(tile, capability)
+    assert at_once * 32 * tile.num_warps * tile.max_registers <= 65536
+    most = SHARED_BYTES.get(capability, CONSUMER_SHARED_BYTES)
+    assert at_once * (result.shared_bytes + 1024) <= most + 1024
+
+
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("head", [64, 128, 256])
 def test_attention_compiles_without_spills(head: int, step: str, capability: int) -> None:
     layer = LayerShape(32, 8, head, head, torch.bfloat16)
-    check(compiled_step(layer, step, capability), capability)
+    check_step(layer, step, capability)
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
@@ -217,7 +228,7 @@ def test_a_tile_of_64_rows_is_one_warp_group_and_two_fit_an_sm(head: int) -> Non
 @pytest.mark.parametrize("head", [128, 256])
 def test_attention_fits_consumer_parts(head: int, step: str, capability: int) -> None:
     layer = LayerShape(32, 8, head, head, torch.bfloat16)
-    check(compiled_step(layer, step, capability), capability)
+    check_step(layer, step, capability)
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)

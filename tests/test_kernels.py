@@ -6,7 +6,7 @@ imported does not matter.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from sdcontrol.engine.buckets import Bucket
 from sdcontrol.engine.kernels import tables as tables_module
-from sdcontrol.engine.kernels.splits import choose_splits
+from sdcontrol.engine.kernels.splits import MOST_PART_ROWS, SplitPlan
 from sdcontrol.engine.kernels.tables import (
     MAX_TREE_NODES,
     TableShape,
@@ -140,41 +141,124 @@ def test_tables_of_a_forward_are_uploaded_without_waiting(monkeypatch: pytest.Mo
 
 # Parts of contexts
 
-PLAIN = LayerShape(32, 8, 128, 128, torch.bfloat16)
-H100_SMS = 132
+NARROW = SplitPlan(kv_heads=8, tile_tokens=4, programs_per_sm=3, num_sms=132)
+WIDE = SplitPlan(kv_heads=8, tile_tokens=32, programs_per_sm=1, num_sms=132)
 
 
-def splits(
-    num_tiles: int, num_keys: int, *, layer: LayerShape = PLAIN, has_prompts: bool = False
-) -> int:
-    return choose_splits(
-        layer,
-        num_tiles=num_tiles,
-        tile_tokens=4,
-        num_keys=num_keys,
-        num_sms=H100_SMS,
-        has_prompts=has_prompts,
-    )
+def pieces(
+    plan: SplitPlan, contexts: Sequence[int], tokens: Sequence[int], parts: int
+) -> list[int]:
+    """Keys that each program reads, as the kernel counts them; those that read none are left out."""
+    found = []
+    wanted = plan.part_keys(np.array(contexts), np.array(tokens))
+    for context, count in zip(contexts, tokens, strict=True):
+        for first in range(0, count, plan.tile_tokens):
+            span = context + min(first + plan.tile_tokens, count)
+            if plan.window is not None:
+                span = min(span, plan.window - 1 + min(plan.tile_tokens, count - first))
+            chunk = max(wanted, -(-span // parts))
+            chunk = -(-span // -(-span // chunk))
+            starts = range(0, span, -(-chunk // 64) * 64)
+            found += plan.kv_heads * [min(starts.step, span - start) for start in starts]
+    return found
 
 
 def test_contexts_are_split_where_programs_are_few_and_keys_many() -> None:
-    assert splits(1, 32768) == 64
-    assert splits(16, 32768) == 16  # 9 parts are made; of 16, for which combining is compiled
-    assert splits(128, 4096) == 1
-    assert splits(1, 200) == 1
+    assert NARROW.parts_of_grid(num_tiles=1, num_keys=32768) == 64
+    assert NARROW.parts_of_grid(num_tiles=16, num_keys=32768) == 16
+    assert NARROW.parts_of_grid(num_tiles=128, num_keys=4096) == 1
+    assert NARROW.parts_of_grid(num_tiles=1, num_keys=200) == 1
 
 
 def test_a_long_context_among_many_others_is_split() -> None:
     """Its few programs would go on alone; where a window ends what they read, they do not."""
-    assert splits(128, 8192) == 1
-    assert splits(128, 16384) == 2
-    assert splits(128, 1 << 20) == 4
-    assert splits(128, 32768, layer=replace(PLAIN, window=1024)) == 1
+    assert NARROW.parts_of_grid(num_tiles=128, num_keys=8192) == 1
+    assert NARROW.parts_of_grid(num_tiles=128, num_keys=16384) == 2
+    assert NARROW.parts_of_grid(num_tiles=128, num_keys=1 << 20) == 4
+    assert replace(NARROW, window=1024).parts_of_grid(num_tiles=128, num_keys=32768) == 1
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 8, 16, 32, 49])
+@pytest.mark.parametrize("context", [3000, 8192, 32768])
+def test_contexts_that_are_alike_are_read_in_one_wave(batch: int, context: int) -> None:
+    """All programs run at once, and hardly a place is left, unless parts would be too short."""
+    contexts = [context - 100 * (n % 3) for n in range(batch)]
+    parts = NARROW.parts_of_grid(num_tiles=batch + 1, num_keys=2 * context)
+    found = pieces(NARROW, contexts, [1] * batch, parts)
+    assert len(found) <= NARROW.places
+    assert sum(found) == 8 * (sum(contexts) + batch)
+    is_full = len(found) >= 0.5 * NARROW.places
+    assert is_full or min(found) < 320 or parts == 64
+
+
+@given(st.lists(st.integers(200, 60_000), min_size=1, max_size=80), st.integers(1, 2))
+def test_no_program_goes_on_when_the_others_have_ended(contexts: list[int], spare: int) -> None:
+    """Of any contexts, as far as a grid has parts at all. Four times its share is read by a program of
+    contexts twice the mean that fill half of the places.
+    """
+    parts = NARROW.parts_of_grid(num_tiles=len(contexts) + spare, num_keys=max(contexts) + 1)
+    found = pieces(NARROW, contexts, [1] * len(contexts), parts)
+    fair = sum(found) / NARROW.places
+    assert max(found) <= max(4 * fair, max(contexts) / parts, 256) + 64 + 1
+
+
+def test_a_window_is_split_as_far_as_it_reads() -> None:
+    windowed = replace(NARROW, window=1024)
+    for batch, context in ((4, 32768), (8, 32768), (16, 16384)):
+        parts = windowed.parts_of_grid(num_tiles=batch + 1, num_keys=context)
+        found = pieces(windowed, [context] * batch, [1] * batch, parts)
+        assert len(found) >= 0.3 * windowed.places
+        assert max(found) <= 1024 * 8 * batch / len(found) + 64
 
 
 def test_prompts_are_split_where_many_places_on_the_device_stay_empty() -> None:
     """Each tile writes 128 rows of every part: what is gained must be worth that."""
-    assert splits(16, 16384, has_prompts=True) == 1  # 128 programs, 132 places
-    assert splits(20, 16384, has_prompts=True) == 2  # 160 programs, 264 places
-    assert splits(32, 16384, has_prompts=True) == 1
-    assert splits(2, 16384, has_prompts=True) == 32
+
+    def parts(tiles: int) -> int:
+        return WIDE.parts(np.array([16384]), np.array([32 * tiles]))
+
+    assert parts(16) == 1  # 128 programs, 132 places
+    assert parts(20) == 2  # 160 programs, 264 places
+    assert parts(32) == 1
+    assert parts(2) == 8  # 128 programs
+
+
+def test_no_more_is_written_of_parts_than_there_is_memory_for() -> None:
+    """The same bound for any step: see `forward_bytes`."""
+    for tokens in (1, 100, 600, 5000, 9000):
+        parts = WIDE.parts(np.array([1 << 20, 0]), np.array([1, tokens]))
+        assert parts == 1 or parts * (tokens + 1) <= MOST_PART_ROWS
+        parts = WIDE.parts_of_grid(num_tiles=-(-tokens // 32), num_keys=1 << 20)
+        assert parts == 1 or parts * tokens <= MOST_PART_ROWS
+    assert WIDE.parts(np.array([1 << 20, 0]), np.array([1, 600])) == 8
+
+
+@pytest.mark.parametrize(
+    ("contexts", "prompt"),
+    [([32768] + [512] * 63, 448), ([131072] + [512] * 31, 480), ([32768], 512)],
+)
+def test_a_long_context_beside_a_prompt_does_not_go_on_alone(
+    contexts: list[int], prompt: int
+) -> None:
+    tokens = [1] * len(contexts) + [prompt]
+    contexts = [*contexts, 0]
+    parts = WIDE.parts(np.array(contexts), np.array(tokens))
+    found = pieces(WIDE, contexts, tokens, parts)
+    assert max(found) <= max(contexts[0] / 8, sum(found) / WIDE.places) + 64
+    alike = WIDE.parts(np.array([32768] * 16 + [0]), np.array([1] * 16 + [496]))
+    assert alike == 1  # 128 long programs of 132 places
+
+
+def test_the_length_of_a_part_is_planned_for_every_window_of_a_model() -> None:
+    module = pytest.importorskip("sdcontrol.engine.kernels.bucket_attention")
+    layers = [LayerShape(8, 2, 16, 16, torch.float32, window) for window in (None, 1024, None)]
+    bucket = Bucket(requests=1, tokens=1, rows=1, query_tokens=1, pages=200)
+    attention = module.TritonBucketAttention(
+        bucket, layers, block_size=16, device=torch.device("cpu")
+    )
+    flat = torch.zeros(attention.num_elements, dtype=torch.int32)
+    attention.bind(flat)
+    attention.fill([Segment([1], 2999, PageTable(np.arange(200)), [2999])], flat.numpy())
+    (tables,) = attention._tables.values()
+    assert tables.split_keys_of(None)[0] == 3000  # there is room for one program
+    assert tables.split_keys_of(1024)[0] == 1024 + tables.shape.tile_tokens

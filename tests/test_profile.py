@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
+from torch import Tensor
 from transformers import PreTrainedModel
 
 import sdcontrol
@@ -92,6 +93,20 @@ def test_ceilings_are_timed_by_the_devices_own_clock_where_it_has_one(
     assert found.flops_per_second == 2.0 * 1024**3 / 0.5
     assert found.bytes_per_second == 2.0 * 2**27 / 0.5
     assert seen[-4:] == ["product", "mark", "product", "mark"]  # busy when the clock starts
+
+
+def test_what_is_copied_is_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may be faster with bytes that are all the same."""
+    copied: list[Tensor] = []
+    plain = Tensor.copy_
+
+    def copying(target: Tensor, source: Tensor) -> Tensor:
+        copied.append(source)
+        return plain(target, source)
+
+    monkeypatch.setattr(Tensor, "copy_", copying)
+    measure_ceilings(CPU, torch.float32)
+    assert len(copied[0][: 1 << 16].unique()) == 256
 
 
 def test_a_forward_of_every_shape_is_timed_equally_often() -> None:

@@ -1,8 +1,11 @@
 """Facts about forwards over packed segments."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
 
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.runner import ModelRunner, eager_token_edges
@@ -64,3 +67,41 @@ def test_rows_of_logits_are_padded_as_tokens_are(dtype: torch.dtype) -> None:
         assert first == [0]
         assert torch.equal(logits, whole[-wanted:])
     assert set(sizes) == ({24} if dtype == torch.bfloat16 else set(range(17, 25)))
+
+
+def test_queries_that_a_model_leaves_in_float32_are_attended_in_the_type_of_its_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No product takes both; nor do the kept queries that pages are scored with."""
+    runner = ModelRunner(tiny_model("Llama", dtype=torch.bfloat16), "torch")
+    runner.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    expected, _ = runner.forward([prefill(20)])
+    rotate, kept = modeling_llama.apply_rotary_pos_emb, Kept()
+
+    def rotated(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = rotate(*tensors)
+        return query.float(), key
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotated)
+    logits, _ = runner.forward([prefill(20)], kept)
+    assert torch.equal(logits, expected)
+    assert kept.dtypes == {torch.bfloat16}
+
+
+class Kept:
+    """A sink that remembers in which type queries come."""
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Whatever it is."""
+
+    def store(self, layer: int, query: Tensor) -> None:
+        self.dtypes.add(query.dtype)
+
+    def slots(self, num_tokens: int) -> list[int]:
+        return [0] * num_tokens
+
+    def at(self, slots: Tensor) -> "Kept":
+        return self

@@ -130,6 +130,7 @@ def _attention(  # noqa: PLR0917  transformers calls it so
     if padding:  # behind the packed tokens: see `ModelRunner`
         query, key, value = (each[:, :, :num_tokens] for each in (query, key, value))
     layer = call.layer_of[id(module)]
+    query = query.to(call.cache.layers[layer].dtype)  # a model may rotate one of them in float32
     call.cache.write(layer, call.batch.slots, key[0], value[0])
     if call.queries is not None:
         call.queries.store(layer, query[0])

@@ -111,6 +111,6 @@ class StepClock:
 
 
 def unmeasured(timing: Timing) -> Timing:
-    """Of a step that also captured a graph: how long its phases take is not known from it."""
+    """Of a step that also captured a graph or compiled: how long its phases take, it does not tell."""
     controller = timing.controller_seconds
     return Timing(controller_seconds=controller, overhead_seconds=timing.total_seconds - controller)

@@ -18,6 +18,7 @@ from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.buckets import Bucket, BucketLimits, Buckets
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.graph_recorder import CudaRecorder, GraphRecorder, recording_errors
+from sdcontrol.engine.kernels.splits import MOST_PART_ROWS
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.runner import ModelRunner, max_positions
 from sdcontrol.engine.static_inputs import BucketAttention, Captured, StaticInputs
@@ -189,14 +190,16 @@ def largest_forward_bytes(runner: ModelRunner, tokens: int) -> int:
 
 def forward_bytes(runner: ModelRunner, tokens: int, rows: int) -> int:
     """So many rows of logits, and what a layer has at once for so many tokens: taken as four rows of
-    its own and of its MLP's width.
+    its own and of its MLP's width, and what attention writes of contexts that are split.
     """
     config = runner.model.config.get_text_config()
     hidden: int = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * hidden  # a list: by layer
     widest = inner if isinstance(inner, int) else max(inner)
     elements = rows * runner.vocab_size + tokens * 4 * (hidden + widest)
-    return elements * runner.model.dtype.itemsize
+    outputs = max(layer.num_heads * (layer.value_dim + 1) for layer in runner.layers)
+    of_parts = MOST_PART_ROWS * outputs * torch.float32.itemsize
+    return elements * runner.model.dtype.itemsize + of_parts
 
 
 def parts_of(runner: ModelRunner, config: EngineConfig) -> GraphParts | None:

@@ -23,6 +23,7 @@ from sdcontrol.core import BatchView, Observation, Plan, Planner
 from sdcontrol.engine.backends import device_scope
 from sdcontrol.engine.batch import Batch
 from sdcontrol.engine.clock import StepClock, marks_of, unmeasured
+from sdcontrol.engine.compilations import compilations
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.engine.drafting import Drafts
@@ -51,7 +52,7 @@ class _Flight:
     shadows: ShadowDrafts
     clock: StepClock
     observe_seconds: float  # that were spent before the launch
-    has_recorded: bool  # a graph, in the step's time, or tried to
+    num_made: int  # graphs and kernels, before the step
 
 
 class Engine(EngineParts):
@@ -147,8 +148,7 @@ class Engine(EngineParts):
 
     def _launch(self, step: int) -> _Flight:
         """Schedule, plan and draft a step, and ask the device for its forward."""
-        observe_seconds, graphs = self.planner.take_observe_seconds(), self._host.graph_stats
-        num_tried = graphs.tried
+        observe_seconds, num_made = self.planner.take_observe_seconds(), self._num_made()
         clock = StepClock(marks_of(self.runner.device))
         self._take_inbox()
         batch = Batch(self._next_batch(), self._intake.live)
@@ -173,7 +173,7 @@ class Engine(EngineParts):
             shadows,
             clock,
             observe_seconds,
-            has_recorded=graphs.tried > num_tried,
+            num_made,
         )
 
     def _land(self, flight: _Flight) -> Observation:
@@ -188,15 +188,20 @@ class Engine(EngineParts):
         self._commit(batch, verdicts)
         clock.lap("overhead")
         timing = clock.timing(flight.drafts.seconds, flight.observe_seconds)
+        is_measured = self._num_made() == flight.num_made
         return batch.observation(
             flight.view,
             flight.plan,
             flight.drafts,
             verdicts,
-            timing=unmeasured(timing) if flight.has_recorded else timing,
+            timing=timing if is_measured else unmeasured(timing),
             shadow=shadow,
             faults=(*self.planner.take_faults(), *self.drafting.take_faults()),
         )
+
+    def _num_made(self) -> int:
+        """Graphs that were captured, or tried, and kernels that were compiled, so far."""
+        return self._host.graph_stats.tried + compilations()
 
     def _learn(self, observation: Observation) -> None:
         self._tally.add(observation)

@@ -97,9 +97,9 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """The best of a few tries; about a second."""
     is_gpu = device.type == "cuda"
     side, num_bytes = (8192, 1 << 30) if is_gpu else (1024, 1 << 27)
-    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    copy = torch.empty_like(source)
     # Random, as weights are: ones take less power, for a rate that no model reaches.
+    source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
     left = torch.randn((side, side), device=device).to(dtype)
     product = torch.empty_like(left)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -25,7 +26,7 @@ from sdcontrol.engine.attention import (
 )
 from sdcontrol.engine.backends import BackendName, TritonKVCache, backend_of, cache_class_of
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import PackedBatch, Segment, pack
+from sdcontrol.engine.packing import PackedBatch, Segment, pack, upload
 from sdcontrol.engine.static_inputs import Captured
 from sdcontrol.errors import ConfigError, UnsupportedModel
 
@@ -179,7 +180,7 @@ class ModelRunner:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy tokens between slots of the cache."""
         assert self.cache is not None
-        index = torch.tensor([sources, targets], dtype=torch.int64, device=self.device)
+        index = upload(np.array([sources, targets], dtype=np.int64), self.device)
         self.cache.move(index[0], index[1])
 
     def _logits(self, batch: PackedBatch) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sdcontrol.engine.kernels import triton_attention
 from sdcontrol.engine.kernels.reference import TorchAttention
+from sdcontrol.engine.kernels.splits import SplitPlan
 from sdcontrol.engine.kernels.tables import TableShape, fill_tables
 from sdcontrol.engine.kernels.triton_attention import (
     IS_INTERPRETED,
@@ -158,7 +159,7 @@ CASES = st.builds(
 def test_a_batch_attends_as_its_twin(case: Case, num_splits: int) -> None:
     """Ragged chains, trees, sparse tables of every head, windows: at once, split or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_attention, "balanced_split_keys", lambda *_: 32)
+        patch.setattr(SplitPlan, "part_keys", lambda *_: 32)
         World(case).check(num_splits=num_splits)
 
 
@@ -183,7 +184,7 @@ def test_every_head_size_and_type_attends_as_its_twin(
 @pytest.mark.parametrize("rows", [16, 64])
 def test_parts_of_a_context_make_the_whole(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 to 9 parts, some of them empty: the same to rounding."""
-    monkeypatch.setattr(triton_attention, "balanced_split_keys", lambda *_: 1)
+    monkeypatch.setattr(SplitPlan, "part_keys", lambda *_: 1)
     monkeypatch.setattr(
         triton_attention,
         "choose_tile",
@@ -208,7 +209,8 @@ def test_padding_gets_zeros_and_changes_nothing(num_splits: int) -> None:
         requests=6, tokens=tokens + 21, tile_tokens=8, pages=NUM_BLOCKS, has_trees=True
     )
     used = np.full(shape.num_elements, 1 << 28, dtype=np.int32)
-    flat = fill_tables(world.segments, shape, block_size=16, split_keys=32, into=used)
+    flat = fill_tables(world.segments, shape, block_size=16, into=used)
+    shape.parts(flat)[-1][:] = 32  # keys of a part
     query = torch.full((layer.num_heads, tokens + 21, layer.key_dim), torch.nan, device=DEVICE)
     query[:, :tokens] = world.query
     elements = workspace_elements(tokens + 21, layer, num_splits)

@@ -92,11 +92,11 @@ class PageScorer:
 
     def move(self, moves: Moves) -> None:
         """Queries follow the tokens of a compacted tree."""
+        store = self._store()
         for request, sources, targets in moves:
-            base = self._row(request) * self._ring
-            store = self._store()
-            origin = [base + position % self._ring for position in sources]
-            store[:, :, [base + p % self._ring for p in targets]] = store[:, :, origin]
+            places = np.array([sources, targets], dtype=np.int64) % self._ring
+            index = upload(self._row(request) * self._ring + places, store.device)
+            store.index_copy_(2, index[1], store.index_select(2, index[0]))
 
     def forget(self, request_id: str) -> None:
         """The request ended or lost its cache."""

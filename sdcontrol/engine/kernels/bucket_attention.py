@@ -5,7 +5,7 @@ layers' shapes and tables; nothing of models or graphs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdcontrol.engine.buckets import Bucket
-from sdcontrol.engine.kernels.splits import balanced_split_keys, choose_splits
+from sdcontrol.engine.kernels.splits import SplitPlan
 from sdcontrol.engine.kernels.tables import AttentionTables, TableShape, fill_tables
 from sdcontrol.engine.kernels.triton_attention import (
     Tile,
     choose_tile,
     gpu_of,
     paged_attention,
+    programs_per_sm,
 )
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch, Segment
@@ -59,12 +60,11 @@ class TritonBucketAttention:
         device: torch.device,
     ) -> None:
         self._block_size = block_size
-        self._num_sms = gpu_of(device)[1]
         self._shapes: dict[tuple[int, int], TableShape] = {}
         self._kinds: dict[LayerShape, _Kind] = {}
         self._tables: dict[tuple[int, int], AttentionTables] = {}
         for layer in dict.fromkeys(layers):
-            self._add_kind(layer, bucket, gpu_of(device)[0])
+            self._add_kind(layer, bucket, gpu_of(device))
 
     @property
     def num_elements(self) -> int:
@@ -85,16 +85,9 @@ class TritonBucketAttention:
     def fill(self, segments: Sequence[Segment], into: NDArray[np.int32]) -> None:
         """See `static_inputs.BucketAttention`."""
         first = 0
-        for (_, kv_heads), shape in self._shapes.items():
+        for shape in self._shapes.values():
             end = first + shape.num_elements
-            split_keys = balanced_split_keys(segments, kv_heads, self._num_sms)
-            fill_tables(
-                segments,
-                shape,
-                block_size=self._block_size,
-                split_keys=split_keys,
-                into=into[first:end],
-            )
+            fill_tables(segments, shape, block_size=self._block_size, into=into[first:end])
             first = end
 
     def attend(
@@ -116,10 +109,18 @@ class TritonBucketAttention:
             layer=layer,
         )
 
-    def _add_kind(self, layer: LayerShape, bucket: Bucket, capability: int) -> None:
+    def _add_kind(self, layer: LayerShape, bucket: Bucket, gpu: tuple[int, int]) -> None:
+        capability, num_sms = gpu
         tile = choose_tile(layer, bucket.query_tokens, capability=capability)
         place = (tile.rows // _group(layer), layer.num_kv_heads)
-        shape = TableShape(
+        plan = SplitPlan(
+            layer.num_kv_heads,
+            place[0],
+            programs_per_sm(tile, capability),
+            num_sms,
+            layer.window,
+        )
+        shape = self._shapes.get(place) or TableShape(
             requests=bucket.requests + 1,  # the spare one owns the padding
             tokens=bucket.tokens,
             tile_tokens=place[0],
@@ -128,14 +129,10 @@ class TritonBucketAttention:
             page_heads=bucket.page_heads,
             has_trees=bucket.has_trees,
         )
+        if all(other.window != plan.window for other in shape.plans):
+            shape = replace(shape, plans=(*shape.plans, plan))
         self._shapes[place] = shape
-        splits = choose_splits(
-            layer,
-            num_tiles=shape.tiles,
-            tile_tokens=place[0],
-            num_keys=bucket.pages * self._block_size,
-            num_sms=self._num_sms,
-        )
+        splits = plan.parts_of_grid(num_tiles=shape.tiles, num_keys=bucket.pages * self._block_size)
         self._kinds[layer] = _Kind(tile, splits, place)
 
 

@@ -73,7 +73,8 @@ def _part_of_context(first, end, first_key, split, split_keys, WINDOW, HAS_TREES
         return begin, end
     span = tl.maximum(end - begin, 0)
     chunk = tl.maximum(tl.load(split_keys), tl.cdiv(span, tl.num_programs(2)))
-    chunk = tl.cdiv(chunk, KEYS) * KEYS
+    parts = tl.maximum(tl.cdiv(span, chunk), 1)  # of equal length
+    chunk = tl.cdiv(tl.cdiv(span, parts), KEYS) * KEYS
     lo = begin + split * chunk
     return lo, tl.minimum(lo + chunk, end)
 

@@ -1,7 +1,8 @@
 """What the attention kernel reads of a forward's shape: who asks, who sees what, where keys lie.
 
 All of it is int32 in one flat buffer, so that one copy brings a step's tables to the device, and a
-captured graph finds them where it found them before. Knows segments and pages; nothing of models.
+captured graph finds them where it found them before. Knows segments, pages and how contexts are split;
+nothing of models.
 
     flat   | requests | tiles | nodes | pages | split_keys |
 """
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdcontrol.engine.kernels.splits import MIN_SPLIT_KEYS, SplitPlan
 from sdcontrol.engine.packing import Segment, ancestors, upload
 from sdcontrol.errors import ConfigError
 
@@ -23,7 +25,6 @@ __all__ = ["MAX_TREE_NODES", "AttentionTables", "TableShape", "fill_tables", "se
 Int32Array = NDArray[np.int32]
 
 MAX_TREE_NODES = 64
-MIN_SPLIT_KEYS = 256  # below, writing and combining a part costs more than it brings
 _NO_KEYS = -(1 << 30)  # first key of padding: it sees nothing, and gets zeros
 _WORD = 32
 
@@ -40,12 +41,17 @@ class AttentionTables:
     tiles: Tensor  # [tiles, 2]: request, the tile's first token inside the request
     nodes: Tensor  # [tokens, 4]: see `_node_rows`; [0, 4] where no request has a tree
     pages: Tensor  # [layers or 1, requests, kv_heads or 1, pages]
-    split_keys: Tensor  # [1]: keys that one program should read, where the context is split
-    tile_tokens: int  # tokens of a request in one tile
+    split_keys: Tensor  # [plans]: keys that one program should read, where the context is split
+    shape: "TableShape"
 
     def pages_of(self, layer: int) -> Tensor:
         """Page tables `[requests, kv_heads or 1, pages]` of one layer."""
         return self.pages[layer if self.pages.shape[0] > 1 else 0]
+
+    def split_keys_of(self, window: int | None) -> Tensor:
+        """Begins with what holds for layers of this window; of any where nothing was planned."""
+        windows = [plan.window for plan in self.shape.plans]
+        return self.split_keys[windows.index(window) :] if len(windows) > 1 else self.split_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class TableShape:
     page_layers: int = 1  # more than one where page tables differ by layer and KV head
     page_heads: int = 1
     has_trees: bool = False
+    plans: tuple[SplitPlan, ...] = ()  # of layers that differ by their windows
 
     @property
     def tiles(self) -> int:
@@ -74,7 +81,7 @@ class TableShape:
             (self.tiles, 2),
             (self.tokens if self.has_trees else 0, 4),
             (self.page_layers, self.requests, self.page_heads, self.pages),
-            (1,),
+            (max(len(self.plans), 1),),
         )
 
     @property
@@ -94,7 +101,7 @@ class TableShape:
         requests, tiles, nodes, pages, split_keys = (
             part.view(shape) for part, shape in zip(parts, self.sections, strict=True)
         )
-        return AttentionTables(requests, tiles, nodes, pages, split_keys, self.tile_tokens)
+        return AttentionTables(requests, tiles, nodes, pages, split_keys, self)
 
 
 def segment_tables(
@@ -103,7 +110,7 @@ def segment_tables(
     block_size: int,
     tile_tokens: int,
     device: torch.device,
-    split_keys: int = MIN_SPLIT_KEYS,
+    plans: tuple[SplitPlan, ...] = (),
 ) -> AttentionTables:
     """Tables that hold exactly these segments, in packed order."""
     tables = [segment.table.blocks for segment in segments]
@@ -116,8 +123,9 @@ def segment_tables(
         page_layers=per_head[0],
         page_heads=per_head[1],
         has_trees=any(segment.parents is not None for segment in segments),
+        plans=plans,
     )
-    flat = fill_tables(segments, shape, block_size=block_size, split_keys=split_keys)
+    flat = fill_tables(segments, shape, block_size=block_size)
     return shape.views(upload(flat, device))
 
 
@@ -126,7 +134,6 @@ def fill_tables(
     shape: TableShape,
     *,
     block_size: int,
-    split_keys: int = MIN_SPLIT_KEYS,
     into: Int32Array | None = None,
 ) -> Int32Array:
     """The buffer `[shape.num_elements]` for segments in packed order; what is left is padding.
@@ -139,7 +146,7 @@ def fill_tables(
     lengths = [len(segment.tokens) for segment in segments]
     _check_fit(segments, shape, sum(lengths))
     flat: Int32Array = np.zeros(shape.num_elements, dtype=np.int32) if into is None else into
-    requests, tiles, nodes, pages, wanted_keys = shape.parts(flat)
+    requests, tiles, nodes, pages, split_keys = shape.parts(flat)
     requests[:] = 0
     offsets = np.cumsum([0, *lengths])
     count = len(segments)
@@ -151,7 +158,8 @@ def fill_tables(
     tiles[:] = _tile_rows(requests[:, 1], shape)
     nodes[:] = _node_rows(segments, shape)
     _fill_pages(pages, segments, block_size)
-    wanted_keys[:] = split_keys
+    contexts, tokens = requests[:count, 2], requests[:count, 1]
+    split_keys[:] = [plan.part_keys(contexts, tokens) for plan in shape.plans] or MIN_SPLIT_KEYS
     return flat
 
 

@@ -8,13 +8,14 @@ or models. The kernels are in `paged_attention`; into how many parts contexts go
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
 
 from sdcontrol.engine.kernels.launching import OPTIONS
 from sdcontrol.engine.kernels.paged_attention import attention_kernel, combine_kernel
-from sdcontrol.engine.kernels.splits import balanced_split_keys, choose_splits
+from sdcontrol.engine.kernels.splits import SplitPlan
 from sdcontrol.engine.kernels.tables import AttentionTables, segment_tables
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch
@@ -27,6 +28,7 @@ __all__ = [
     "combine_warps",
     "gpu_of",
     "paged_attention",
+    "programs_per_sm",
     "workspace_elements",
 ]
 
@@ -36,6 +38,8 @@ _FEWEST_ROWS = 16  # of a matrix product on tensor cores
 _MOST_ROWS = 128
 _MOST_COMBINED = 4096  # numbers in the registers of 4 warps
 _CONSUMER = (86, 89, 120, 121)  # capabilities with 99 KB of shared memory for a program
+_SM_REGISTERS = 65536
+_SM_KB = {80: 164, 87: 164, **dict.fromkeys(_CONSUMER, 100)}  # of shared memory; others have 228
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,13 @@ def choose_tile(layer: LayerShape, query_tokens: int, *, capability: int = 90) -
     if rows > _FEWEST_ROWS:
         return Tile(rows, keys, num_warps=4, num_stages=5)
     return Tile(rows, keys, num_warps=4, num_stages=5, max_registers=168)
+
+
+def programs_per_sm(tile: Tile, capability: int) -> int:
+    """How many of a tile's programs a multiprocessor runs at once: as registers and shared memory allow."""
+    by_registers = _SM_REGISTERS // (tile.max_registers * 32 * tile.num_warps)
+    program_kb = {16: 75, 32: 84}.get(tile.rows, 114)  # at most, 1 of them the system's
+    return max(min(by_registers, _SM_KB.get(capability, 228) // program_kb), 1)
 
 
 def _width(layer: LayerShape) -> int:
@@ -134,14 +145,14 @@ def paged_attention(
     group = heads // kv_heads
     assert query.stride(2) == 1
     assert keys.is_contiguous()
-    assert tables.tile_tokens == tile.rows // group
+    assert tables.shape.tile_tokens == tile.rows // group
     if out is None:
         out = query.new_empty(num_tokens, heads, value_dim)
     parts, weights = _parts(out, workspace, num_splits)
     pages = tables.pages_of(layer)
     attention_kernel[len(tables.tiles), kv_heads, num_splits](
         query, keys, values, out, parts, weights, tables.requests, tables.tiles, tables.nodes,
-        pages, tables.split_keys, num_tokens, num_slots, query.stride(0), query.stride(1),
+        pages, tables.split_keys_of(window), num_tokens, num_slots, query.stride(0), query.stride(1),
         pages.stride(0), pages.stride(1) if pages.shape[1] > 1 else 0, scale * math.log2(math.e),
         GROUP=group, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         PADDED_KEY=_padded(key_dim), PADDED_VALUE=_padded(value_dim),
@@ -239,25 +250,26 @@ class TritonAttention:
     ) -> _Prepared:
         segments = [segment for group in batch.groups for segment in group.members]
         capability, num_sms = gpu_of(device)
-        longest = max(len(segment.tokens) for segment in segments)
-        tile = choose_tile(shape, longest, capability=capability)
-        tile_tokens = tile.rows // (shape.num_heads // shape.num_kv_heads)
+        tile = choose_tile(
+            shape, max(len(segment.tokens) for segment in segments), capability=capability
+        )
+        plan = SplitPlan(
+            shape.num_kv_heads,
+            tile.rows // (shape.num_heads // shape.num_kv_heads),
+            programs_per_sm(tile, capability),
+            num_sms,
+            shape.window,
+        )
         tables = segment_tables(
             segments,
             block_size=cache.block_size,
-            tile_tokens=tile_tokens,
-            split_keys=balanced_split_keys(segments, shape.num_kv_heads, num_sms),
+            tile_tokens=plan.tile_tokens,
+            plans=(plan,),
             device=device,
         )
-        splits = self._num_splits or choose_splits(
-            shape,
-            num_tiles=len(tables.tiles),
-            tile_tokens=tile_tokens,
-            num_keys=tables.pages.shape[-1] * cache.block_size,
-            num_sms=num_sms,
-            has_prompts=longest > tile_tokens,
-        )
-        return _Prepared(tile, tables, splits)
+        contexts = np.array([segment.start - segment.table.shift for segment in segments])
+        tokens = np.array([len(segment.tokens) for segment in segments])
+        return _Prepared(tile, tables, self._num_splits or plan.parts(contexts, tokens))
 
 
 def gpu_of(device: torch.device) -> tuple[int, int]:
