@@ -1,7 +1,7 @@
 """A graph recorder for machines without a GPU: what it recorded it does again, and watches."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ class TorchBucketAttention:
             if first_key < 0:
                 parts.append(query.new_zeros(count, len(query), cache.layers[layer].value_dim))
                 continue
-            moved = replace(segment, start=first_key + segment.table.shift)
+            moved = segment._replace(start=first_key + segment.table.shift)
             pages = segment.table.blocks.shape[-1]
             assert (first_key + count - 1) // self._block_size < pages <= self.bucket.pages
             alone = pack([moved], self._block_size, CPU)

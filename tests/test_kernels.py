@@ -117,6 +117,24 @@ def test_tables_are_the_same_over_those_of_others(
         assert np.array_equal(our_pages[:, row, :, :count], pages[:, row, :, :count])
 
 
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_pages_that_stand_in_their_place_are_not_written_again(steps: list[list[int]]) -> None:
+    """Of any steps over a few page tables: what is read is the same."""
+    tables = [PageTable(np.arange(10 * n + 1, 10 * n + 4)) for n in range(4)]
+    shape = TableShape(5, 5, 1, pages=4)
+    used, written = np.zeros(shape.num_elements, dtype=np.int32), list[PageTable]()
+    for step in steps:
+        segments = [Segment([1], 9 + 16 * (n % 2), tables[n], [0]) for n in step]
+        fresh = shape.parts(fill_tables(segments, shape, block_size=16))
+        ours = shape.parts(fill_tables(segments, shape, block_size=16, into=used, written=written))
+        assert written[: len(step)] == [tables[n] for n in step]
+        assert np.array_equal(ours[3][:, : len(step), :, :3], fresh[3][:, : len(step), :, :3])
+        ours[3][:] = -ours[3]  # whoever reads it again has not been written again
+        again = fill_tables(segments, shape, block_size=16, into=used, written=written)
+        assert (shape.parts(again)[3][:, : len(step), :, :3] < 0).all()
+        ours[3][:] = -ours[3]
+
+
 def test_what_tables_cannot_hold_is_refused_in_one_line() -> None:
     one = TableShape(1, 4, 1, pages=4, has_trees=True)
     with pytest.raises(ConfigError, match="do not fit attention tables for 1 and 4"):

@@ -41,12 +41,12 @@ class Piece:
         tokens = request.tokens[start : start + self.num_new_tokens]
         tokens.extend(draft.tokens)
         return Segment(
-            tokens=tokens,
-            start=start,
-            table=request.page_table(block_size),
-            slots=request.slots(start, len(tokens), block_size),
-            num_logits=1 + len(draft.tokens) if self.completes else 0,
-            parents=None if draft.is_chain else draft.parents,
+            tokens,
+            start,
+            request.page_table(block_size),
+            request.slots(start, len(tokens), block_size),
+            1 + len(draft.tokens) if self.completes else 0,
+            draft.parents if draft.parents and not draft.is_chain else None,
         )
 
 
@@ -71,7 +71,7 @@ class Batch:
         """What a planner sees. Without `drafting` nobody may draft."""
         return BatchView(
             step=step,
-            requests=tuple(_view(piece.request, drafting) for piece in self.decoding),
+            requests=tuple([_view(piece.request, drafting) for piece in self.decoding]),
             free_kv_tokens=free_kv_tokens,
             prefill_tokens=self.prefill_tokens,
             others_wait=self.others_wait,
@@ -91,11 +91,7 @@ class Batch:
         """What the verifier decides: the pieces that complete, in order."""
         return [
             VerifyTask(
-                sampler=piece.request.sampler,
-                tokens=piece.request.tokens,
-                draft=piece.draft,
-                first_row=first_row,
-                drafter=piece.arm,
+                piece.request.sampler, piece.request.tokens, piece.draft, first_row, piece.arm
             )
             for piece, first_row in zip(self.pieces, first_rows, strict=True)
             if piece.completes
@@ -107,17 +103,17 @@ class Batch:
         return [1 + len(piece.draft.tokens) for piece in self.decoding]
 
     def outputs(self, verdicts: Sequence[Verdict]) -> list[list[int]]:
-        """What each decoding request is given by its verdict, before stop rules."""
-        decided = zip(self.decoding, verdicts[: len(self.decoding)], strict=True)
-        return [_output(piece, verdict) for piece, verdict in decided]
+        """What each piece that completes is given by its verdict, before stop rules; decoding ones first."""
+        completed = [piece for piece in self.pieces if piece.completes]
+        return [_output(*pair) for pair in zip(completed, verdicts, strict=True)]
 
-    def accept(self, verdicts: Iterable[Verdict]) -> Moves:
-        """Append what was accepted to the requests; blocks are still those of before."""
+    def accept(self, verdicts: Iterable[Verdict], outputs: Iterable[list[int]]) -> Moves:
+        """Append the verdicts' outputs to the requests; blocks are still those of before."""
         moves: Moves = []
-        remaining = iter(verdicts)
+        remaining = zip(verdicts, outputs, strict=True)
         for piece in self.pieces:
             if piece.completes:
-                _accept(piece, next(remaining), moves)
+                _accept(piece, *next(remaining), moves)
             else:
                 cached = piece.request.scheduled.cached_tokens
                 piece.request.cached_after = cached + piece.num_new_tokens
@@ -154,14 +150,17 @@ class Batch:
 
 def _output(piece: Piece, verdict: Verdict) -> list[int]:
     """The tokens that a verdict gives, before stop rules."""
-    return [*(piece.draft.tokens[node] for node in verdict.accepted_nodes), verdict.next_token]
+    nodes, tokens = verdict.accepted_nodes, piece.draft.tokens
+    return (
+        [*[tokens[node] for node in nodes], verdict.next_token] if nodes else [verdict.next_token]
+    )
 
 
-def _accept(piece: Piece, verdict: Verdict, moves: Moves) -> None:
+def _accept(piece: Piece, verdict: Verdict, output: list[int], moves: Moves) -> None:
     request, draft, path = piece.request, piece.draft, verdict.accepted_nodes
     length = len(request.tokens)
-    piece.emitted = request.append(_output(piece, verdict))
-    request.cached_after = min(length + len(path), len(request.tokens) - 1)
+    piece.emitted = emitted = request.append(output)
+    request.cached_after = length + min(len(path), emitted - 1)
     if path and path[-1] != len(path) - 1 and request.finish_reason is None:
         moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
         sources = [length + node for node, _ in moved]
@@ -174,17 +173,10 @@ def _accept(piece: Piece, verdict: Verdict, moves: Moves) -> None:
 
 def _view(request: Request, drafting: Drafting | None) -> RequestView:
     context = len(request.tokens)
-    remaining = request.remaining_tokens
+    generated = context - request.prompt_tokens
+    remaining = request.rules.max_new_tokens - generated
     arms: tuple[str, ...] = ()
     hints: Mapping[str, Hint] = {}
     if drafting is not None and remaining > 1:
         arms, hints = drafting.offers(request)
-    return RequestView(
-        id=request.id,
-        context_tokens=context,
-        generated_tokens=request.generated_tokens,
-        remaining_tokens=remaining,
-        temperature=request.temperature,
-        drafters=arms,
-        hints=hints,
-    )
+    return RequestView(request.id, context, generated, remaining, request.temperature, arms, hints)

@@ -109,18 +109,15 @@ class Drafting:
         """The arms that a request may use now, and what their drafters know beforehand."""
         arms: list[str] = []
         hints: dict[str, Hint] = {}
-
-        def ask(drafter: Drafter) -> None:
-            for arm in drafter.arms_for(request):
-                hint = drafter.hint(request, arm)
-                check_offer(drafter, arm, hint)
-                arms.append(arm)
-                if hint is not None:
-                    hints[arm] = hint
-
-        self._tell_all(request, ask)
-        usable = [arm for arm in arms if family_of(arm) not in self.quarantined]
-        return tuple(usable), hints
+        for family, drafter in self._told(request):
+            try:
+                offered, known = _offer(drafter, request)
+            except Exception as error:
+                self._quarantine(family, error)
+                continue
+            arms += offered
+            hints |= known
+        return tuple(arms), hints
 
     def propose(
         self,
@@ -201,10 +198,15 @@ class Drafting:
         check_distributions([law for law in laws if law is not None])
         return drafts
 
+    def _told(self, request: Request) -> list[tuple[str, Drafter]]:
+        """The drafters that are told of a request, by family."""
+        if self.is_idle:
+            return []
+        out, may_draft = self.quarantined, request.may_draft
+        return [(f, d) for f, d in self._drafters.items() if f not in out and may_draft(f)]
+
     def _tell_all(self, request: Request, tell: Callable[[Drafter], None]) -> None:
-        for family, drafter in () if self.is_idle else self._drafters.items():
-            if family in self.quarantined or not request.may_draft(family):
-                continue
+        for family, drafter in self._told(request):
             try:
                 tell(drafter)
             except Exception as error:
@@ -220,6 +222,17 @@ class Drafting:
         self.quarantined[family] = reason
         log.warning("drafter_quarantined", family=family, reason=reason)
         self._faults.append(f"drafter {family} quarantined: {reason}")
+
+
+def _offer(drafter: Drafter, request: Request) -> tuple[tuple[str, ...], dict[str, Hint]]:
+    """The arms that a drafter offers now, with what it knows; raises `DrafterFault`."""
+    arms, hints = drafter.arms_for(request), dict[str, Hint]()
+    for arm in arms:
+        hint = drafter.hint(request, arm)
+        check_offer(drafter, arm, hint)
+        if hint is not None:
+            hints[arm] = hint
+    return arms, hints
 
 
 def _may_draft(drafter: Drafter, request: Request) -> bool:

@@ -184,8 +184,9 @@ class Engine(EngineParts):
         if flight.logits is not None and flight.tasks:
             verdicts = self._verify_rows(flight.logits, flight.tasks)
         clock.lap("verify")
-        shadow = agreements(flight.shadows, batch.outputs(verdicts))
-        self._commit(batch, verdicts)
+        outputs = batch.outputs(verdicts)
+        shadow = agreements(flight.shadows, outputs[: len(batch.decoding)])
+        self._commit(batch, verdicts, outputs)
         clock.lap("overhead")
         timing = clock.timing(flight.drafts.seconds, flight.observe_seconds)
         is_measured = self._num_made() == flight.num_made
@@ -260,21 +261,26 @@ class Engine(EngineParts):
             return {}
         return self.drafting.shadows(batch.requests, plan, batch.most_outputs)
 
-    def _commit(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
+    def _commit(
+        self, batch: Batch, verdicts: Sequence[Verdict], outputs: Sequence[list[int]]
+    ) -> None:
         """Keep what was accepted; give back what was not."""
-        self._host.move(batch.accept(verdicts))
+        self._host.move(batch.accept(verdicts, outputs))
+        block_size, is_idle = self.config.block_size, self.drafting.is_idle
         for piece in batch.pieces:
             request, emitted = piece.request, piece.emitted
-            new_tokens = tuple(request.tokens[len(request.tokens) - emitted :]) if emitted else ()
+            tokens = request.tokens
+            new_tokens = tuple(tokens[len(tokens) - emitted :]) if emitted else ()
             if request.finish_reason is not None:
                 self.scheduler.finish(request.scheduled)
                 self._end(request, new_tokens, request.finish_reason)
                 continue
-            request.update_keys(self.config.block_size)
-            self.scheduler.commit(request.scheduled, request.cached_after, len(request.tokens))
+            request.update_keys(block_size)
+            self.scheduler.commit(request.scheduled, request.cached_after, len(tokens))
             if emitted:
-                self.drafting.commit(request, emitted)
                 self._events.append(TokenEvent(request.id, new_tokens))
+                if not is_idle:
+                    self.drafting.commit(request, emitted)
 
     def _end(self, request: Request, tokens: tuple[int, ...], reason: FinishReason) -> None:
         request.finish_reason = reason

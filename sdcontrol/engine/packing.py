@@ -30,8 +30,7 @@ NEGLIGIBLE_KEYS = 128  # padding below this is cheaper than another group
 PART_WORK = 25_000.0  # queries times keys that take as long as another part, with four heads
 
 
-@dataclass(frozen=True, slots=True)
-class PageTable:
+class PageTable(NamedTuple):
     """Which blocks a segment's keys lie in.
 
     `blocks` is `[pages]`, or `[layers, kv_heads, pages]` where layers and heads differ. A dense
@@ -43,8 +42,7 @@ class PageTable:
     shift: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive tokens of one request, or a draft tree hanging on the first of them."""
 
     tokens: Sequence[int]
@@ -63,6 +61,14 @@ class Segment:
         for parent in self.parents:
             depths.append(depths[parent + 1] + 1)
         return depths
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of each token in its request."""
+        start = self.start
+        if self.parents is None:
+            return range(start, start + len(self.tokens))
+        return [start + depth for depth in self.depths]
 
 
 class Part(NamedTuple):
@@ -155,8 +161,7 @@ def pack(
     for index in order:
         segment = segments[index]
         tokens.extend(segment.tokens)
-        start = segment.start
-        positions.extend([start + depth for depth in segment.depths])
+        positions.extend(segment.positions)
         slots.extend(segment.slots)
         first_row[index] = len(kept)
         kept.extend(range(len(tokens) - segment.num_logits, len(tokens)))

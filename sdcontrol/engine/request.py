@@ -103,7 +103,9 @@ class Request:
             max_tokens=len(self.tokens) + rules.max_new_tokens,
         )
         self._blocks: IntArray = np.zeros(16, dtype=np.int64)
+        self._pages = PageTable(self._blocks[:0])
         self._fixed_blocks = 0  # leading entries of _blocks that cannot have changed
+        self._tail: list[int] = []  # the entries behind them
 
     @property
     def output(self) -> list[int]:
@@ -122,9 +124,15 @@ class Request:
 
     def append(self, tokens: Sequence[int]) -> int:
         """Take new tokens up to the one that ends the request; returns how many were taken."""
+        rules, own = self.rules, self.tokens
+        first, most = len(own) + 1, self.prompt_tokens + rules.max_new_tokens
+        may_end = first + len(tokens) > most or rules.criteria
+        if not may_end and rules.eos_token_ids.isdisjoint(tokens):  # the usual case
+            own.extend(tokens)
+            return len(tokens)
         for taken, token in enumerate(tokens, start=1):
-            self.tokens.append(token)
-            self.finish_reason = self.rules.reason(self.tokens, self.generated_tokens)
+            own.append(token)
+            self.finish_reason = rules.reason(own, self.generated_tokens)
             if self.finish_reason is not None:
                 return taken
         return len(tokens)
@@ -137,17 +145,29 @@ class Request:
     def page_table(self, block_size: int) -> PageTable:
         """All blocks, in order of position."""
         blocks = self.scheduled.table.blocks
+        fixed = min(self._fixed_blocks, len(blocks))
+        tail = blocks[fixed:]
+        if tail != self._tail or len(blocks) != len(self._pages.blocks):
+            self._pages = self._listed(blocks, fixed, tail)
+        self._fixed_blocks = min(self.scheduled.cached_tokens // block_size, len(blocks))
+        self._tail = blocks[self._fixed_blocks :]
+        return self._pages
+
+    def _listed(self, blocks: Sequence[int], fixed: int, tail: Sequence[int]) -> PageTable:
+        """The table, of which the `tail` has changed."""
         if len(blocks) > self._blocks.size:
             grown: IntArray = np.zeros(2 * len(blocks), dtype=np.int64)
-            grown[: self._fixed_blocks] = self._blocks[: self._fixed_blocks]
+            grown[:fixed] = self._blocks[:fixed]
             self._blocks = grown
-        fixed = min(self._fixed_blocks, len(blocks))
-        self._blocks[fixed : len(blocks)] = blocks[fixed:]
-        self._fixed_blocks = min(self.scheduled.cached_tokens // block_size, len(blocks))
+        self._blocks[fixed : len(blocks)] = tail
         return PageTable(self._blocks[: len(blocks)])
 
     def slots(self, start: int, count: int, block_size: int) -> list[int]:
         """Where the tokens at positions `start` to `start + count` are kept."""
+        page, offset = divmod(start, block_size)
+        if offset + count <= block_size:  # of one block
+            first = self.scheduled.table.blocks[page] * block_size + offset
+            return [*range(first, first + count)]
         return self.slots_of(range(start, start + count), block_size)
 
     def slots_of(self, positions: Sequence[int], block_size: int) -> list[int]:
@@ -160,5 +180,5 @@ class Request:
 
     def lose_cache(self) -> None:
         """The request was preempted: nothing of it is cached any more."""
-        self._fixed_blocks = 0
+        self._fixed_blocks, self._tail = 0, []
         self.stats.preemptions += 1

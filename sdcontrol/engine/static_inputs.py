@@ -36,7 +36,9 @@ class BucketAttention(AttentionBackend, Protocol):
         ...
 
     def fill(self, segments: Sequence[Segment], into: NDArray[np.int32]) -> None:
-        """Write the tables' content for these segments, in packed order, over that of others."""
+        """Write the tables' content for these segments, in packed order, over that of others: `into`
+        is the same buffer each time, which nobody else writes.
+        """
         ...
 
     @property
@@ -112,8 +114,7 @@ class StaticInputs:
         first_rows: list[int] = []
         for segment in segments:
             ids.extend(segment.tokens)
-            start = segment.start
-            positions.extend([start + depth for depth in segment.depths])
+            positions.extend(segment.positions)
             slots.extend(segment.slots)
             first_rows.append(len(rows))
             rows.extend(range(len(ids) - segment.num_logits, len(ids)))

@@ -4,7 +4,7 @@ Knows nothing of the rule by which draft tokens are accepted: verifiers have tha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -18,8 +18,7 @@ __all__ = ["Verdict", "VerifyTask", "Walk", "depths_of", "take_rows"]
 _NO_DRAFT = Draft()
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyTask:
+class VerifyTask(NamedTuple):
     """One request's part of a verification step.
 
     Its rows of the step's logits: `first_row` follows the last committed token, and
@@ -33,8 +32,7 @@ class VerifyTask:
     drafter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What became of one draft."""
 
     accepted_nodes: tuple[int, ...]  # the accepted path, from the root

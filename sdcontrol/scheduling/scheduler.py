@@ -165,9 +165,11 @@ class Scheduler:
         assert request.cached_tokens <= cached_tokens <= num_tokens <= request.max_tokens
         request.cached_tokens = cached_tokens
         request.num_tokens = num_tokens
-        self._pool.shrink(request.table, num_tokens)
-        if request.shareable:
-            self._pool.register(request.table, request.keys, cached_tokens)
+        table, block_size = request.table, self._pool.block_size
+        if len(table.blocks) * block_size >= num_tokens + block_size:
+            self._pool.shrink(table, num_tokens)
+        if request.shareable and cached_tokens // block_size > table.num_shareable:
+            self._pool.register(table, request.keys, cached_tokens)
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless blocks and queues are consistent.

@@ -14,6 +14,7 @@ A drafter of your own is a subclass of `Drafter` with one method:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from sdcontrol.core import Hint, family_of
@@ -51,13 +52,12 @@ class Draft:
         distribution: "torch.Tensor | None" = None,
     ) -> "Draft":
         """A draft in which every token follows the one before it."""
-        parents = tuple(range(ROOT, len(tokens) - 1))
-        return Draft(tuple(tokens), parents, tuple(confidence), distribution)
+        return Draft(tuple(tokens), _chain(len(tokens)), tuple(confidence), distribution)
 
     @property
     def is_chain(self) -> bool:
         """Whether every node follows the one before it."""
-        return all(parent == index - 1 for index, parent in enumerate(self.parents))
+        return tuple(self.parents) == _chain(len(self.parents))
 
     def truncated(self, num_nodes: int) -> "Draft":
         """The first `num_nodes` nodes."""
@@ -92,6 +92,12 @@ class DraftTask:
     request: DraftRequest
     arm: str
     num_draft_tokens: int
+
+
+@cache
+def _chain(num_nodes: int) -> tuple[int, ...]:
+    """The parents of nodes that follow each other."""
+    return tuple(range(ROOT, num_nodes - 1))
 
 
 KeepDrafting = Callable[[Sequence[Draft]], Sequence[int]]

@@ -9,7 +9,7 @@ Both give the same drafts. Knows models and sampling; nothing of policies, block
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -178,7 +178,7 @@ def _prolonged(first: Segment, chain: _Chain, count: int, model: RoundModel) -> 
     cache = model.runner.cache
     assert cache is not None
     slots = chain.request.slots(first.start, count, cache.block_size)
-    return replace(first, tokens=[0] * count, slots=slots)
+    return first._replace(tokens=[0] * count, slots=slots)
 
 
 class _RoundSampler:

@@ -25,8 +25,8 @@ def check_offer(drafter: Drafter, arm: str, hint: Hint | None) -> None:
         return
     if not isinstance(hint, Hint):
         raise DrafterFault(f"a hint is a {type(hint).__name__}; return a Hint or None")
-    counts = (hint.max_draft_tokens, hint.match_tokens, hint.catch_up_tokens)
-    if any(count is not None and count < 0 for count in counts):
+    most, matched, lag = hint.max_draft_tokens, hint.match_tokens, hint.catch_up_tokens
+    if lag < 0 or (most is not None and most < 0) or (matched is not None and matched < 0):
         raise DrafterFault(f"{hint}: counts of tokens are at least 0")
     if hint.confidence is not None and not 0.0 <= hint.confidence <= 1.0:
         raise DrafterFault(f"{hint}: a confidence lies in [0, 1]")
@@ -49,15 +49,20 @@ def check_draft(draft: Draft, task: DraftTask, *, vocab_size: int, allow_trees: 
         raise DrafterFault(f"a draft token is no int in [0, {vocab_size}): {draft.tokens}")
     if not all(0.0 <= belief <= 1.0 for belief in draft.confidence):
         raise DrafterFault(f"confidences {draft.confidence} do not all lie in [0, 1]")
-    if not all(ROOT <= parent < index for index, parent in enumerate(draft.parents)):
-        raise DrafterFault(f"parents {draft.parents} do not stand before their children")
-    if len(set(zip(draft.parents, draft.tokens, strict=True))) != nodes:
-        raise DrafterFault("two siblings draft the same token")
-    if not allow_trees and not draft.is_chain:
-        raise DrafterFault("this verification takes chains only, and the draft is a tree")
+    if not draft.is_chain:
+        _check_tree(draft, allow_trees=allow_trees)
     law = draft.distribution
     if law is not None and law.shape != (nodes, vocab_size):
         raise DrafterFault(f"distribution of shape {tuple(law.shape)}, not {(nodes, vocab_size)}")
+
+
+def _check_tree(draft: Draft, *, allow_trees: bool) -> None:
+    if not all(ROOT <= parent < index for index, parent in enumerate(draft.parents)):
+        raise DrafterFault(f"parents {draft.parents} do not stand before their children")
+    if len(set(zip(draft.parents, draft.tokens, strict=True))) != len(draft.tokens):
+        raise DrafterFault("two siblings draft the same token")
+    if not allow_trees:
+        raise DrafterFault("this verification takes chains only, and the draft is a tree")
 
 
 def check_distributions(laws: Sequence[Tensor]) -> None:

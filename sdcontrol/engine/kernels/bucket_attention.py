@@ -4,6 +4,7 @@ Grids and tiles follow from the bucket alone; lengths are read on the device. Kn
 layers' shapes and tables; nothing of models or graphs.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from sdcontrol.engine.kernels.triton_attention import (
     programs_per_sm,
 )
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import PackedBatch, Segment
+from sdcontrol.engine.packing import PackedBatch, PageTable, Segment
 
 __all__ = ["TritonBucketAttention", "query_tile"]
 
@@ -63,6 +64,9 @@ class TritonBucketAttention:
         self._shapes: dict[tuple[int, int], TableShape] = {}
         self._kinds: dict[LayerShape, _Kind] = {}
         self._tables: dict[tuple[int, int], AttentionTables] = {}
+        self._written: dict[tuple[int, int], list[PageTable]] = defaultdict(
+            list
+        )  # in `fill`'s buffer
         for layer in dict.fromkeys(layers):
             self._add_kind(layer, bucket, gpu_of(device))
 
@@ -85,9 +89,15 @@ class TritonBucketAttention:
     def fill(self, segments: Sequence[Segment], into: NDArray[np.int32]) -> None:
         """See `static_inputs.BucketAttention`."""
         first = 0
-        for shape in self._shapes.values():
+        for place, shape in self._shapes.items():
             end = first + shape.num_elements
-            fill_tables(segments, shape, block_size=self._block_size, into=into[first:end])
+            fill_tables(
+                segments,
+                shape,
+                block_size=self._block_size,
+                into=into[first:end],
+                written=self._written[place],
+            )
             first = end
 
     def attend(

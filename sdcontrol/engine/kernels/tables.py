@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdcontrol.engine.kernels.splits import MIN_SPLIT_KEYS, SplitPlan
-from sdcontrol.engine.packing import Segment, ancestors, upload
+from sdcontrol.engine.packing import PageTable, Segment, ancestors, upload
 from sdcontrol.errors import ConfigError
 
 __all__ = ["MAX_TREE_NODES", "AttentionTables", "TableShape", "fill_tables", "segment_tables"]
@@ -135,12 +135,14 @@ def fill_tables(
     *,
     block_size: int,
     into: Int32Array | None = None,
+    written: list[PageTable] | None = None,
 ) -> Int32Array:
     """The buffer `[shape.num_elements]` for segments in packed order; what is left is padding.
 
     Where `shape` has room for more requests, the next one takes the tokens that are left, sees no
     keys and gets zeros. `into` is the buffer to fill, whatever stands there: page tables, which may
-    be megabytes, are written as far as they are read. Raises `ConfigError` for a draft tree beyond
+    be megabytes, are written as far as they are read, and not again where `written`, which is brought
+    up to date, has the very same one in its place. Raises `ConfigError` for a draft tree beyond
     `MAX_TREE_NODES`, or what the shape cannot hold.
     """
     lengths = [len(segment.tokens) for segment in segments]
@@ -157,7 +159,7 @@ def fill_tables(
         requests[count] = offsets[-1], shape.tokens - offsets[-1], _NO_KEYS
     tiles[:] = _tile_rows(requests[:, 1], shape)
     nodes[:] = _node_rows(segments, shape)
-    _fill_pages(pages, segments, block_size)
+    _fill_pages(pages, segments, block_size, [] if written is None else written)
     contexts, tokens = requests[:count, 2], requests[:count, 1]
     split_keys[:] = [plan.part_keys(contexts, tokens) for plan in shape.plans] or MIN_SPLIT_KEYS
     return flat
@@ -225,14 +227,20 @@ def _ancestor_words(parents: Sequence[int]) -> Int32Array:
     return words
 
 
-def _fill_pages(pages: Int32Array, segments: Sequence[Segment], block_size: int) -> None:
+def _fill_pages(
+    pages: Int32Array, segments: Sequence[Segment], block_size: int, written: list[PageTable]
+) -> None:
     num_layers, *_, most = pages.shape
     for row, segment in enumerate(segments):
-        count = -(-_num_keys(segment) // block_size)
-        blocks = segment.table.blocks[..., :count]
+        table, count = segment.table, -(-_num_keys(segment) // block_size)
+        blocks = table.blocks
         if count > most or (blocks.ndim > 1 and blocks.shape[0] != num_layers):
             raise ConfigError(
                 f"page tables of {blocks.shape[:-1]} x {count} pages do not fit attention tables "
                 f"for {num_layers} layers and {most} pages; use larger ones"
             )
-        pages[:, row, :, :count] = blocks
+        if row < len(written) and written[row] is table:
+            continue
+        listed = blocks[..., :most]
+        pages[:, row, :, : listed.shape[-1]] = listed
+        written[row : row + 1] = [table]
