@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from sdcontrol.engine.drafters import ngram, ngram_index, ngram_trie
 from sdcontrol.engine.drafters.base import ROOT, Draft, DraftTask
 from sdcontrol.engine.drafters.ngram import MAX_DRAFT_TOKENS, NgramDrafter, matched_lengths
 from sdcontrol.engine.drafters.ngram_index import NgramIndex
 from sdcontrol.errors import ConfigError, DrafterFault
+from tests.ngram_twin import TwinIndex
 
 
 @dataclass
@@ -72,7 +75,41 @@ def survivals(proposed: Draft) -> list[float]:
     return found
 
 
+def nodes_of(index: NgramIndex) -> NDArray[np.uint32]:
+    """Its nodes, by slot."""
+    table = np.asarray(index._numbers)[index._numbers[ngram_trie.TABLE] :]
+    slots: NDArray[np.uint32] = table.reshape(-1, ngram_trie.WIDTH)
+    return slots[slots[:, ngram_trie.LENGTH] > 0]
+
+
+def shared(run: list[int], other: list[int]) -> int:
+    """Leading tokens that two runs of one length have in common."""
+    agree = [a == b for a, b in zip(run, other, strict=True)]
+    return agree.index(False) if False in agree else len(agree)
+
+
+def told(drafter: NgramDrafter, text: list[int]) -> list[str]:
+    """What a drafter says of a text that grows by one to three tokens."""
+    request, said = FakeRequest(tokens=text[:40]), []
+    drafter.start(request)
+    while len(request.tokens) < len(text):
+        num_tokens = len(request.tokens)
+        request.tokens.extend(text[num_tokens : num_tokens + 1 + num_tokens % 3])
+        drafter.commit(request, len(request.tokens) - num_tokens)
+        said.append(f"{drafter.hint(request, 'ngram')} {draft(drafter, request, 9)}")
+    return [*said, str(matched_lengths(text, 10, 8).tolist())]
+
+
+def noisy_text() -> list[int]:
+    """Copies of one stretch, some tokens of which were changed; up to the largest token."""
+    rng = np.random.default_rng(3)
+    text = np.tile(rng.integers(2**32 - 30, 2**32, 60), 10)
+    text[rng.random(600) < 0.1] = 2**32 - 1
+    return text.tolist()
+
+
 alphabets = st.integers(1, 5)
+largest_tokens = st.sampled_from([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
 texts = alphabets.flatmap(lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=60))
 max_matches = st.integers(1, 9)
 
@@ -89,7 +126,7 @@ def test_the_index_finds_what_a_scan_finds_however_the_text_came(
         done += num_new
         length, end = longest_match(text[:done], max_match)
         assert index.match_tokens == length
-        assert index.occurrences(1) == (() if end is None else (end,))
+        assert index.occurrences[:1] == (() if end is None else (end,))
     assert len(index) == len(text)
 
 
@@ -98,8 +135,8 @@ def test_the_index_finds_what_a_scan_finds_however_the_text_came(
 def test_every_further_occurrence_is_an_earlier_place_of_the_same_match(
     text: list[int], max_match: int
 ) -> None:
-    index = NgramIndex(max_match, text)
-    found, length = index.occurrences(5), index.match_tokens
+    index = NgramIndex(max_match, text, most=5)
+    found, length = index.occurrences, index.match_tokens
     assert list(found) == sorted(set(found), reverse=True)
     for end in found:
         assert text[end - length + 1 : end + 1] == text[len(text) - length :]
@@ -109,6 +146,50 @@ def test_every_further_occurrence_is_an_earlier_place_of_the_same_match(
         if length and text[end - length + 1 : end + 1] == text[len(text) - length :]
     ]
     assert len(found) >= min(len(ends), 2)
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 2), largest_tokens), min_size=1, max_size=250),
+    st.one_of(max_matches, st.just(10**12)),
+    st.integers(1, 5),
+    st.lists(st.integers(1, 90), max_size=20),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_index_says_what_its_twin_says(
+    text: list[int], max_match: int, most: int, cuts: list[int]
+) -> None:
+    """Over several moves to more room, and whichever way the tokens come."""
+    index, twin, done = NgramIndex(max_match, most=most), TwinIndex(min(max_match, 250)), 0
+    for number, num_new in enumerate([*cuts, len(text)]):
+        new = text[done : done + num_new]
+        done += len(new)
+        index.extend(new) if number % 2 else index.extend_to(text[:done])
+        twin.extend(new)
+        occurrences = twin.occurrences(most)
+        assert index.match_tokens == twin.match_tokens
+        assert index.occurrences == occurrences
+        runs, flat = twin.continuations(occurrences, 32), index.continuations(32)
+        assert [flat[number::most] for number in range(len(runs))] == runs
+        for other, (beside, far) in enumerate(index.partings(7), start=1):
+            known = [shared(runs[other], run) for run in runs[:other]]
+            assert known[beside] == max(known)
+            assert far == min(max(known), 7)
+        _, num_occurrences, num_alike, num_shared = index.found
+        assert num_occurrences == len(runs)
+        assert num_alike == sum(run[0] == runs[0][0] for run in runs[1:])
+        assert num_shared == (shared(runs[0], runs[1]) if len(runs) > 1 else 0)
+
+
+@pytest.mark.parametrize("max_branches", [1, 2, 3])
+def test_without_numba_the_drafts_are_the_same(max_branches: int) -> None:
+    program = (
+        "import sys; sys.modules['numba'] = None\n"
+        "from tests.test_ngram import NgramDrafter, noisy_text, told\n"
+        f"print(*told(NgramDrafter(max_branches={max_branches}), noisy_text()), sep='\\n')"
+    )
+    command = [sys.executable, "-c", program]
+    plain = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert plain.splitlines() == told(NgramDrafter(max_branches=max_branches), noisy_text())
 
 
 @given(texts, max_matches, st.data())
@@ -255,6 +336,35 @@ def test_the_largest_token_ids_are_told_apart() -> None:
     assert draft(drafter, request, 2).tokens == (0, largest - 1)
 
 
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_tokens_that_are_none_are_refused(token: int) -> None:
+    with pytest.raises(ConfigError, match="takes 0 to"):
+        NgramIndex(4, [1, token])
+    index = NgramIndex(4, [1, 2, 1])
+    for add in (lambda: index.extend([token]), lambda: index.extend_to([1, 2, 1, token])):
+        with pytest.raises(ConfigError, match="takes 0 to"):
+            add()
+    assert (len(index), index.match_tokens) == (3, 1)
+
+
+def test_more_tokens_than_can_be_numbered_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_index, "_MOST_TOKENS", 50)
+    index = NgramIndex(4, [7] * 50)
+    while len(index) < index._capacity:
+        index.extend([7])
+    with pytest.raises(ConfigError, match="holds 50 at most"):
+        index.extend([7])
+    with pytest.raises(ConfigError, match="holds 50 at most"):
+        NgramIndex(4, [7] * 51)
+
+
+def test_hints_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "_MOST_HINTS", 3)
+    drafter, _ = started([])
+    assert len(told(drafter, noisy_text())) > 200
+    assert len(drafter._hints) <= 3
+
+
 def test_requests_do_not_see_each_other() -> None:
     drafter, first = started([1, 2, 1])
     second = FakeRequest("other", [1, 7, 1])
@@ -303,7 +413,9 @@ def test_nodes_of_the_index_stay_within_two_for_each_token() -> None:
     unit = rng.integers(0, 50, 200).tolist()
     for text in (unit * 20, rng.integers(0, 3, 4000).tolist(), [7] * 4000):
         index = NgramIndex(16, text)
-        assert len(index._latest) <= 2 * len(text) + 1
+        num_nodes = len(nodes_of(index))
+        assert 0 < num_nodes <= 2 * len(text)
+        assert num_nodes <= 0.75 * index._memory[ngram_trie.SLOTS]
 
 
 def test_drafting_needs_no_torch() -> None:

@@ -5,6 +5,7 @@ Knows nothing of models, drafters or the batch that it is in.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,8 +46,7 @@ class StopRules:
         return any(bool(torch.as_tensor(holds(row, None)).all()) for holds in self.criteria)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """What one step added to one request."""
 
     request_id: str

@@ -146,11 +146,9 @@ class Scheduler:
 
         Raises `CacheExhausted`, and changes nothing, when the pool lacks the blocks.
         """
-        self._pool.extend(
-            request.table,
-            request.num_tokens + num_draft_tokens,
-            expected_tokens=request.max_tokens,
-        )
+        wanted, table = request.num_tokens + num_draft_tokens, request.table
+        if wanted > len(table.blocks) * self._pool.block_size:
+            self._pool.extend(table, wanted, expected_tokens=request.max_tokens)
 
     def commit(self, request: ScheduledRequest, cached_tokens: int, num_tokens: int) -> None:
         """Note what a step made of `request`: slots behind `num_tokens` go back to the pool.

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sdcontrol.core import Hint, family_of
 
@@ -85,8 +85,7 @@ class DraftRequest(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DraftTask:
+class DraftTask(NamedTuple):
     """Draft up to `num_draft_tokens` nodes for `request` with `arm`."""
 
     request: DraftRequest

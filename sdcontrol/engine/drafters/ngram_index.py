@@ -1,130 +1,162 @@
 """Where did the text's latest tokens stand before? An index that answers without a scan.
 
-Knows nothing of requests, drafts or confidence: tokens in, positions out.
-
-A compressed trie of every position's preceding tokens, read backwards, as deep as `max_match`:
-
-    text      a b c a b           at the last b the walk is  root -b-> "b" -a-> "ab" -c-> nothing
-    position  0 1 2 3 4           so the longest match is "ab", last seen before at position 1
-
-Each node is a run of tokens that stood at one or several positions, and remembers the latest of
-them. Adding a token walks from the root along its own suffix, so that the walk that updates the
-latest positions also finds the longest match with its most recent earlier occurrence. A node
-stands only where occurrences part, at most two for each token. The walk compares at most
-`max_match` tokens and probes a dict at each parting, whatever the length of the text.
+Knows nothing of requests, drafts or confidence: tokens in, positions and what follows them out.
+How a match is found is `ngram_trie`'s.
 """
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdcontrol.compiled import is_compiling
+from sdcontrol.engine.drafters import ngram_trie as trie
+from sdcontrol.errors import ConfigError
 
 __all__ = ["NgramIndex"]
 
-_STRIDE = 4_294_967_311  # a prime above 2**32: a child's key is node * _STRIDE + token
-_BEFORE_TEXT = _STRIDE - 1  # stands `max_match` times before the text and equals no token
+_FEWEST_SLOTS = 64
+_MOST_TOKENS = 3 << 27  # positions, and where the parts of the memory start, take 32 bits
 
 
 class NgramIndex:
     """Longest suffix matches of a growing text, most recent occurrence first.
 
     Tokens are numbers in [0, 2**32). Positions count tokens from 0. Adding a token costs the same
-    after 1,000 tokens as after 100,000.
+    after 1,000 tokens as after 100,000, except where twice the room is needed; a token takes 65 to
+    130 bytes. Up to `most` occurrences of a match are looked up, and compared by the `look_ahead`
+    tokens after them. Raises `ConfigError` for other tokens, and for more than 400 million.
     """
 
-    __slots__ = ("_children", "_earlier", "_latest", "_lengths", "_matches", "_text", "max_match")
+    __slots__ = (
+        "_capacity",
+        "_memory",
+        "_most",
+        "_numbers",
+        "_runs",
+        "_text",
+        "found",
+        "num_tokens",
+    )
 
-    def __init__(self, max_match: int, tokens: Iterable[int] = ()) -> None:
-        self.max_match = max_match
-        # The first `max_match` entries of the lists by position stand for what is before the text.
-        self._text = [_BEFORE_TEXT] * max_match
-        self._earlier = [0] * max_match  # by position: where the longest match ended before
-        self._matches = [0] * max_match  # by position: length of that match; 0: none
-        # Node 0 is the root. Lengths are those of the run, `max_match` for a leaf.
-        self._children: dict[int, int] = {}
-        self._latest = [0]
-        self._lengths = [0]
+    def __init__(
+        self, max_match: int, tokens: Sequence[int] = (), *, most: int = 2, look_ahead: int = 32
+    ) -> None:
+        self._make_room(len(tokens), min(max_match, _MOST_TOKENS), most, look_ahead)
+        self.num_tokens = 0
+        self.found: trie.Found = (0, 0, 0, 0)
         self.extend(tokens)
 
     def __len__(self) -> int:
-        return len(self._text) - self.max_match
+        return self.num_tokens
 
     @property
     def match_tokens(self) -> int:
         """Length of the longest suffix, up to `max_match`, that also stands earlier; 0: none."""
-        return self._matches[-1]
+        return self.found[0]
 
-    def occurrences(self, most: int) -> tuple[int, ...]:
+    @property
+    def occurrences(self) -> tuple[int, ...]:
         """Where that suffix ended before, the latest first; empty: it never did.
 
         The first is the most recent of all. Each further one is the most recent that shares with
         the one before it as much as any does: none is missed that stands alone, and the rest are
         a selection.
         """
-        matches, earlier, ahead = self._matches, self._earlier, self.max_match
-        length, entry = matches[-1], -1
-        found: list[int] = []
-        while len(found) < most and length and matches[entry] >= length:
-            entry = earlier[entry]
-            found.append(entry - ahead)
-        return tuple(found)
+        return tuple(self._numbers[trie.FOUND : trie.FOUND + 3 * self.found[1] : 3])
 
-    def next_tokens(self, positions: Iterable[int]) -> list[int]:
-        """The token after each of the positions, none of which is the last."""
-        text, ahead = self._text, self.max_match + 1
-        return [text[position + ahead] for position in positions]
+    def partings(self, num_tokens: int) -> tuple[tuple[int, int], ...]:
+        """For each occurrence but the first: the earlier one that it follows furthest, and how far.
 
-    def continuations(self, positions: Iterable[int], num_tokens: int) -> list[list[int]]:
-        """The `num_tokens` tokens after each of the positions, none of which is the last.
-
-        Where the text ends, those up to there are repeated.
+        Up to `num_tokens`, at most `look_ahead`.
         """
-        text, runs = self._text, []
-        for position in positions:
-            start = position + self.max_match + 1
-            run = text[start : start + num_tokens]
-            if len(run) < num_tokens:
-                run = (run * (num_tokens // len(run) + 1))[:num_tokens]
-            runs.append(run)
-        return runs
+        _, num_occurrences, _, num_shared = self.found
+        if num_occurrences < 2:
+            return ()
+        if num_occurrences == 2:
+            return ((0, num_shared if num_shared < num_tokens else num_tokens),)
+        end = trie.FOUND + 3 * num_occurrences
+        _, *beside = self._numbers[trie.FOUND + trie.BESIDE : end : 3].tolist()
+        _, *shared = self._numbers[trie.FOUND + trie.SHARED : end : 3].tolist()
+        return tuple([(run, min(far, num_tokens)) for run, far in zip(beside, shared, strict=True)])
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append `tokens` to the text."""
-        text, earlier, matches = self._text, self._earlier, self._matches
-        latest, lengths, children = self._latest, self._lengths, self._children
-        get, max_match = children.get, self.max_match
-        position = len(text) - 1
-        for token in tokens:
-            text.append(token)
-            position += 1
-            node = length = before = 0
-            while length < max_match:
-                key = node * _STRIDE + text[position - length]
-                child = get(key)
-                if child is None:
-                    children[key] = len(latest)
-                    latest.append(position)
-                    lengths.append(max_match)
-                    break
-                before, longer = latest[child], lengths[child]
-                if longer - length > 1 and (
-                    text[position - longer + 1 : position - length]
-                    != text[before - longer + 1 : before - length]
-                ):
-                    length = self._split(key, child, position, length + 1)
-                    break
-                latest[child] = position
-                node, length = child, longer
-            earlier.append(before)
-            matches.append(length)
+    def continuations(self, num_tokens: int) -> list[int]:
+        """The `num_tokens` tokens after each occurrence, `[num_tokens, most]`, row by row.
 
-    def _split(self, key: int, child: int, position: int, length: int) -> int:
-        """Part `child` where the run before `position` leaves it: the length they share."""
-        text, latest, lengths = self._text, self._latest, self._lengths
-        before = latest[child]
-        while text[position - length] == text[before - length]:
-            length += 1
-        parting = len(latest)
-        self._children[key] = parting
-        latest += (position, position)
-        lengths += (length, self.max_match)
-        self._children[parting * _STRIDE + text[before - length]] = child
-        self._children[parting * _STRIDE + text[position - length]] = parting + 1
-        return length
+        At most `look_ahead`. Where the text ends, those up to there are repeated.
+        """
+        tokens: list[int] = self._runs[: self._most * num_tokens].tolist()
+        return tokens
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append `tokens` to the text, and look up where its suffix stood before."""
+        first, end = self.num_tokens, self.num_tokens + len(tokens)
+        if end > self._capacity:
+            self._grow(end)
+        try:
+            self._text[first:end] = array("I", tokens)
+        except OverflowError as error:
+            raise _outside(tokens) from error
+        self.num_tokens = end
+        self.found = trie.add_tokens(self._memory, first, end)
+
+    def extend_to(self, tokens: Sequence[int]) -> None:
+        """Append what `tokens` has beyond its first, which are the text. Quicker for a few."""
+        position = first = self.num_tokens
+        end = len(tokens)
+        if end > self._capacity:
+            self._grow(end)
+        text = self._text
+        try:
+            while position < end:
+                text[position] = tokens[position]
+                position += 1
+        except ValueError as error:
+            raise _outside(tokens[first:]) from error
+        self.num_tokens = end
+        self.found = trie.add_tokens(self._memory, first, end)
+
+    def followed(self, first: int, most: int, min_match: int) -> NDArray[np.int64]:
+        """For positions from `first` on: tokens there that are what followed the match before them.
+
+        Up to `most` tokens that a continuation and the text have in common; 0 where the match is
+        shorter than `min_match`.
+        """
+        counts = np.zeros(self.num_tokens - first, np.int64)
+        trie.count_followed(self._memory, first, most, min_match, counts)
+        return counts
+
+    def _grow(self, num_tokens: int) -> None:
+        smaller = self._memory
+        settings = self._numbers[trie.MAX_MATCH : trie.FOUND].tolist()
+        self._make_room(num_tokens, *settings)
+        trie.move(smaller, self._memory, self.num_tokens)
+
+    def _make_room(self, num_tokens: int, max_match: int, most: int, look_ahead: int) -> None:
+        """Fresh memory for `num_tokens` or more: nodes will fill three quarters of it at most."""
+        if num_tokens > _MOST_TOKENS:
+            raise ConfigError(f"{num_tokens} tokens; an n-gram index holds {_MOST_TOKENS} at most")
+        slots = _FEWEST_SLOTS
+        while 3 * slots // 8 < num_tokens:
+            slots *= 2
+        self._capacity = 3 * slots // 8
+        runs = trie.FOUND + 3 * most
+        text = runs + look_ahead * most
+        links = text + self._capacity
+        table = links + 2 * self._capacity
+        memory = np.zeros(table + trie.WIDTH * slots, np.uint32)
+        self._numbers = numbers = memory.data.cast("B").cast("I")
+        self._memory = memory if is_compiling else cast(trie.Memory, numbers)
+        header = (runs, text, links, table, slots, max_match, most, look_ahead)
+        numbers[: trie.FOUND] = array("I", header)
+        self._text = numbers[text:links]
+        self._runs = numbers[runs:text]
+        self._most = most
+
+
+def _outside(tokens: Sequence[int]) -> ConfigError:
+    return ConfigError(
+        f"tokens {min(tokens)} to {max(tokens)}; an n-gram index takes 0 to 2**32 - 1"
+    )

@@ -7,16 +7,16 @@ Knows runs of tokens that followed the same words; nothing of requests or of whe
                a b c z               each node as likely as its votes say
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
 from sdcontrol.engine.drafters.base import ROOT
 
-__all__ = ["TreeShape", "confidence_of", "partings", "tree_shape"]
+__all__ = ["TreeShape", "confidence_of", "tree_shape"]
 
 _HALF_TRUST_TOKENS = 1.7  # a single occurrence is right half the time at this match length
 _SECOND_GUESS = 0.2  # P(another occurrence's token is right, given that the first guess is wrong)
@@ -32,45 +32,33 @@ def confidence_of(match_tokens: int, num_alike: int, num_different: int) -> floa
     return (alone + num_alike) / (1 + num_alike + num_different)
 
 
-def partings(runs: Sequence[list[int]]) -> tuple[tuple[int, int], ...]:
-    """For each run but the first: the earlier run that it follows furthest, and how far."""
-    parted = []
-    for number in range(1, len(runs)):
-        run, furthest, beside = runs[number], 0, 0
-        for other in range(number):
-            if run[furthest] == runs[other][furthest]:  # it cannot share more where this differs
-                shared = _num_shared(run, runs[other])
-                if shared > furthest:
-                    furthest, beside = shared, other
-                    if shared == len(run):
-                        break
-        parted.append((beside, furthest))
-    return tuple(parted)
-
-
-def _num_shared(run: list[int], other: list[int]) -> int:
-    if run == other:
-        return len(run)
-    shared = 0
-    while run[shared] == other[shared]:
-        shared += 1
-    return shared
-
-
 class TreeShape(NamedTuple):
     """A tree but for its tokens."""
 
     parents: tuple[int, ...]
     confidence: tuple[float, ...]  # of each node, given its parent
-    take: Callable[[list[list[int]]], tuple[int, ...]]  # its tokens, out of the runs
+    take: Callable[[list[int]], tuple[int, ...]]  # its tokens, out of the runs' rows
 
 
 @lru_cache(maxsize=4096)
 def tree_shape(
-    match_tokens: int, partings: tuple[tuple[int, int], ...], num_nodes: int, max_branches: int
+    match_tokens: int,
+    partings: tuple[tuple[int, int], ...],
+    num_nodes: int,
+    max_branches: int,
+    width: int,
 ) -> TreeShape:
-    """The `num_nodes` likeliest nodes. Few distinct shapes exist: they are kept."""
-    return _Tree(match_tokens, partings, max_branches).grown(num_nodes)
+    """The `num_nodes` likeliest nodes, of runs that stand side by side in rows of `width` tokens.
+
+    `partings`: for each run but the first the earlier run that it follows furthest, and how far.
+    Few distinct shapes exist: they are kept.
+    """
+    nodes = _Tree(match_tokens, partings, max_branches).grown(num_nodes)
+    return TreeShape(
+        tuple(node.parent for node in nodes),
+        tuple(node.confidence for node in nodes),
+        _taker([node.depth * width + node.run for node in nodes]),
+    )
 
 
 class _Node(NamedTuple):
@@ -99,7 +87,7 @@ class _Tree:
         self._max_branches = max_branches
         self._num_thought_of = 0
 
-    def grown(self, num_nodes: int) -> TreeShape:
+    def grown(self, num_nodes: int) -> list[_Node]:
         """The first `num_nodes` nodes."""
         node = _Node(-1.0, 0, 0, -1, ROOT, 1.0, tuple(range(len(self._partings) + 1)))
         nodes: list[_Node] = []
@@ -109,11 +97,7 @@ class _Tree:
                 heappush(queue, child)
             node = heappop(queue)
             nodes.append(node)
-        return TreeShape(
-            tuple(node.parent for node in nodes),
-            tuple(node.confidence for node in nodes),
-            _taker([(node.run, node.depth) for node in nodes]),
-        )
+        return nodes
 
     def _children(self, node: _Node, place: int) -> Iterator[_Node]:
         """One for each way that the node's runs go on, the latest occurrence's first."""
@@ -139,9 +123,8 @@ class _Tree:
         return run
 
 
-def _taker(places: list[tuple[int, int]]) -> Callable[[list[list[int]]], tuple[int, ...]]:
-    """What picks the tokens at `places`, (run, depth), out of runs as long as there are places."""
-    if all(run == 0 for run, _ in places):
-        return lambda runs: tuple(runs[0])
-    pick = itemgetter(*(run * len(places) + depth for run, depth in places))
-    return lambda runs: pick(list(chain.from_iterable(runs)))
+def _taker(places: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
+    """What picks the tokens at `places`."""
+    if len(places) == 1:
+        return lambda tokens: (tokens[places[0]],)
+    return itemgetter(*places)
