@@ -13,7 +13,6 @@ A drafter of your own is a subclass of `Drafter` with one method:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -28,8 +27,7 @@ ROOT = -1
 """The parent of a draft's first nodes: the last committed token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """A tree of draft tokens in one best-first order: a parent stands before its children.
 
         tokens   7  9  3  4        root ─ 7 ─ 9 ─ 4
