@@ -24,6 +24,7 @@ from sdcontrol.engine.kernels.splits import MOST_PART_ROWS, SplitPlan
 from sdcontrol.engine.kernels.tables import (
     MAX_TREE_NODES,
     TableShape,
+    Written,
     fill_tables,
     segment_tables,
 )
@@ -122,17 +123,32 @@ def test_pages_that_stand_in_their_place_are_not_written_again(steps: list[list[
     """Of any steps over a few page tables: what is read is the same."""
     tables = [PageTable(np.arange(10 * n + 1, 10 * n + 4)) for n in range(4)]
     shape = TableShape(5, 5, 1, pages=4)
-    used, written = np.zeros(shape.num_elements, dtype=np.int32), list[PageTable]()
+    used = np.zeros(shape.num_elements, dtype=np.int32)
+    written: Written = []
     for step in steps:
         segments = [Segment([1], 9 + 16 * (n % 2), tables[n], [0]) for n in step]
         fresh = shape.parts(fill_tables(segments, shape, block_size=16))
         ours = shape.parts(fill_tables(segments, shape, block_size=16, into=used, written=written))
-        assert written[: len(step)] == [tables[n] for n in step]
+        assert all(written[row]() is tables[n].blocks for row, n in enumerate(step))
         assert np.array_equal(ours[3][:, : len(step), :, :3], fresh[3][:, : len(step), :, :3])
         ours[3][:] = -ours[3]  # whoever reads it again has not been written again
         again = fill_tables(segments, shape, block_size=16, into=used, written=written)
         assert (shape.parts(again)[3][:, : len(step), :, :3] < 0).all()
         ours[3][:] = -ours[3]
+
+
+def test_a_page_table_that_took_the_place_of_one_that_is_gone_is_written() -> None:
+    """Whatever memory it got; and nobody keeps the one before."""
+    shape = TableShape(1, 1, 1, pages=4)
+    used = np.zeros(shape.num_elements, dtype=np.int32)
+    written: Written = []
+    for first in (1, 11, 21):
+        table = PageTable(np.arange(first, first + 4))
+        whole = Segment([1], 60, table, [0])
+        fill_tables([whole], shape, block_size=16, into=used, written=written)
+        assert shape.parts(used)[3].reshape(-1).tolist() == table.blocks.tolist()
+        del table, whole
+        assert written[0]() is None
 
 
 def test_what_tables_cannot_hold_is_refused_in_one_line() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sdcontrol.engine.buckets import Bucket
 from sdcontrol.engine.kernels.splits import SplitPlan
-from sdcontrol.engine.kernels.tables import AttentionTables, TableShape, fill_tables
+from sdcontrol.engine.kernels.tables import AttentionTables, TableShape, Written, fill_tables
 from sdcontrol.engine.kernels.triton_attention import (
     Tile,
     choose_tile,
@@ -24,7 +24,7 @@ from sdcontrol.engine.kernels.triton_attention import (
     programs_per_sm,
 )
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import PackedBatch, PageTable, Segment
+from sdcontrol.engine.packing import PackedBatch, Segment
 
 __all__ = ["TritonBucketAttention", "query_tile"]
 
@@ -64,9 +64,7 @@ class TritonBucketAttention:
         self._shapes: dict[tuple[int, int], TableShape] = {}
         self._kinds: dict[LayerShape, _Kind] = {}
         self._tables: dict[tuple[int, int], AttentionTables] = {}
-        self._written: dict[tuple[int, int], list[PageTable]] = defaultdict(
-            list
-        )  # in `fill`'s buffer
+        self._written: dict[tuple[int, int], Written] = defaultdict(list)
         for layer in dict.fromkeys(layers):
             self._add_kind(layer, bucket, gpu_of(device))
 

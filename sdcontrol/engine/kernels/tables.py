@@ -10,6 +10,7 @@ nothing of models.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import ref
 
 import numpy as np
 import torch
@@ -17,12 +18,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdcontrol.engine.kernels.splits import MIN_SPLIT_KEYS, SplitPlan
-from sdcontrol.engine.packing import PageTable, Segment, ancestors, upload
+from sdcontrol.engine.packing import Segment, ancestors, upload
 from sdcontrol.errors import ConfigError
 
-__all__ = ["MAX_TREE_NODES", "AttentionTables", "TableShape", "fill_tables", "segment_tables"]
+__all__ = [
+    "MAX_TREE_NODES",
+    "AttentionTables",
+    "TableShape",
+    "Written",
+    "fill_tables",
+    "segment_tables",
+]
 
 Int32Array = NDArray[np.int32]
+Written = list["ref[NDArray[np.int64]]"]
+"""By request of a buffer, the blocks that were listed there last; whoever ended is not kept alive."""
 
 MAX_TREE_NODES = 64
 _NO_KEYS = -(1 << 30)  # first key of padding: it sees nothing, and gets zeros
@@ -135,7 +145,7 @@ def fill_tables(
     *,
     block_size: int,
     into: Int32Array | None = None,
-    written: list[PageTable] | None = None,
+    written: Written | None = None,
 ) -> Int32Array:
     """The buffer `[shape.num_elements]` for segments in packed order; what is left is padding.
 
@@ -228,19 +238,18 @@ def _ancestor_words(parents: Sequence[int]) -> Int32Array:
 
 
 def _fill_pages(
-    pages: Int32Array, segments: Sequence[Segment], block_size: int, written: list[PageTable]
+    pages: Int32Array, segments: Sequence[Segment], block_size: int, written: Written
 ) -> None:
     num_layers, *_, most = pages.shape
     for row, segment in enumerate(segments):
-        table, count = segment.table, -(-_num_keys(segment) // block_size)
-        blocks = table.blocks
+        blocks, count = segment.table.blocks, -(-_num_keys(segment) // block_size)
         if count > most or (blocks.ndim > 1 and blocks.shape[0] != num_layers):
             raise ConfigError(
                 f"page tables of {blocks.shape[:-1]} x {count} pages do not fit attention tables "
                 f"for {num_layers} layers and {most} pages; use larger ones"
             )
-        if row < len(written) and written[row] is table:
+        if row < len(written) and written[row]() is blocks:
             continue
         listed = blocks[..., :most]
         pages[:, row, :, : listed.shape[-1]] = listed
-        written[row : row + 1] = [table]
+        written[row : row + 1] = [ref(blocks)]
