@@ -68,7 +68,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint $(CONSTRAINTS) --editable '.[dev,learned,traces]'
-	@echo "==> setup: compiling the planner (once; about half a minute)"
+	@echo "==> setup: compiling the planner (once; one to two minutes)"
 	@$(BIN)/python -c 'import sdcontrol.controller, sdcontrol.policies.goodput'
 	@touch $@
 	@echo "==> setup: done, with $$($(BIN)/python --version) and torch $$($(BIN)/python -c \

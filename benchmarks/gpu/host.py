@@ -5,9 +5,10 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.acceptance import MIXES, kind_rates, seeds_of
+from benchmarks.gpu.acceptance import MIXES, seeds_of
+from benchmarks.gpu.all_drafters import kv_tokens_of, open_decoder
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.decoder import Decoder, DecoderSpec, Turn, kv_tokens_for
+from benchmarks.gpu.decoder import Turn
 from benchmarks.gpu.figures import CellFigures, Figure
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.regret.grid import PhaseSpec
@@ -16,12 +17,9 @@ from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE
 from sdcontrol.engine.drafters.base import DraftTask
 from sdcontrol.engine.drafters.ngram import NgramDrafter
-from sdcontrol.outcomes import DEPTH
 
 __all__ = ["PART"]
 
-_VERIFIER = kind_rates()
-_TOKENS_PER_STEP = DEPTH + 1
 _NGRAM_STEPS = 50
 _NGRAM_DRAFT = 4
 
@@ -32,7 +30,7 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}",
             partial(_measure, bench, batch, context),
-            bench.need(_kv_tokens(bench, batch, context), with_draft=True),
+            bench.need(kv_tokens_of(bench, batch, context), with_draft=True),
             seconds=20.0,
         )
         for batch, context in bench.scale.host
@@ -49,7 +47,7 @@ PART = Part(
 
 
 def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
-    decoder = _open(bench, batch, context)
+    decoder = open_decoder(bench, batch, context)
     arm = Arm(ADAPTIVE, ADAPTIVE)
     seeds = seeds_of(MIXES["mixed"], batch, 1)
     if bench.is_cuda:
@@ -111,19 +109,3 @@ def _ngram_seconds(batch: int, context: int) -> float:
             drafter.hint(text, drafter.name)
         drafter.propose(tasks, lambda drafts: [_NGRAM_DRAFT] * len(drafts))
     return (time.perf_counter() - started) / (_NGRAM_STEPS * batch)
-
-
-def _open(bench: Bench, batch: int, context: int) -> Decoder:
-    drafters = ("draft_model", bench.scale.sparse_arm, "ngram")
-    kv_tokens = _kv_tokens(bench, batch, context)
-    decoder = bench.decoder(DecoderSpec(drafters, _VERIFIER, kv_tokens, batch, _room(bench)))
-    decoder.prepare(batch, context)
-    return decoder
-
-
-def _room(bench: Bench) -> int:
-    return (bench.scale.steps + 8) * _TOKENS_PER_STEP
-
-
-def _kv_tokens(bench: Bench, batch: int, context: int) -> int:
-    return kv_tokens_for(batch, context, _room(bench))

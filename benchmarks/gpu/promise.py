@@ -9,27 +9,25 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from benchmarks.gpu.acceptance import MIXES, kind_rates, seeds_of
+from benchmarks.gpu.acceptance import MIXES, seeds_of
+from benchmarks.gpu.all_drafters import kv_tokens_of, open_decoder
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.decoder import Decoder, DecoderSpec, Turn, kv_tokens_for
+from benchmarks.gpu.decoder import Decoder, Turn
 from benchmarks.gpu.figures import CellFigures, Figure, block_facts
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.regret.rig import Arm
 from benchmarks.regret.scoring import ADAPTIVE, OFF, even, score_cell
 from sdcontrol.core import family_of
 from sdcontrol.experiments.compare import Ratio, paired_ratio
-from sdcontrol.outcomes import DEPTH
 
 __all__ = ["PART", "RIVAL", "figures_of", "fixed_specs", "screened"]
 
 RIVAL = "budget_argmax"
-_VERIFIER = kind_rates()
 _RIVAL_DRAFTER = "draft_model"
 _LENGTHS = {"draft_model": (1, 2, 4, 8), "sparse_kv": (2, 4, 8), "ngram": (2, 4, 8, 16)}
 _HOPELESS = 0.75  # of the best fixed setting, in the first two blocks
 _TO_BEST, _TO_BEST_MIXED, _TO_OFF, _TO_RIVAL = 0.97, 1.10, 0.99, 1.0
 _LEARNING_TURNS = 3  # before block 1, of what learns
-_TOKENS_PER_STEP = DEPTH + 1
 
 
 def fixed_specs(sparse_arm: str, context: int) -> dict[str, str]:
@@ -58,7 +56,7 @@ def cells(bench: Bench) -> list[Cell]:
         Cell(
             f"batch {batch}, context {context}, acceptance {mix}",
             partial(_measure, bench, batch, context, mix),
-            bench.need(_kv(bench, batch, context), with_draft=True),
+            bench.need(kv_tokens_of(bench, batch, context), with_draft=True),
             seconds=40.0,
         )
         for mix in bench.scale.mixes
@@ -98,7 +96,7 @@ def _ratio(name: str, ratio: Ratio, target: float) -> Figure:
 
 
 def _measure(bench: Bench, batch: int, context: int, mix: str) -> CellFigures:
-    decoder = _open(bench, batch, context)
+    decoder = open_decoder(bench, batch, context)
     arms = _arms(bench, context)
     turns, dropped = _take_turns(bench, decoder, arms, mix, batch)
     rates = {name: [turn.rate for turn in each] for name, each in turns.items()}
@@ -123,15 +121,6 @@ def _measure(bench: Bench, batch: int, context: int, mix: str) -> CellFigures:
         "graphs": decoder.graph_facts(),
     }
     return CellFigures(tuple(figures), facts)
-
-
-def _open(bench: Bench, batch: int, context: int) -> Decoder:
-    """Engines of a size of their own: of one for all cells, graphs would have too many shapes."""
-    drafters = ("draft_model", bench.scale.sparse_arm, "ngram")
-    kv_tokens = _kv(bench, batch, context)
-    decoder = bench.decoder(DecoderSpec(drafters, _VERIFIER, kv_tokens, batch, _room(bench)))
-    decoder.prepare(batch, context)
-    return decoder
 
 
 def _arms(bench: Bench, context: int) -> dict[str, Arm]:
@@ -178,11 +167,3 @@ def _turn(bench: Bench, decoder: Decoder, arm: Arm, seeds: Sequence[int], block:
 def _most_chosen(arm: Arm) -> list[tuple[tuple[str, int], int]]:
     chosen = sorted(arm.stats.lengths.items(), key=lambda item: -item[1])
     return chosen[:6]
-
-
-def _room(bench: Bench) -> int:
-    return (bench.scale.steps + 8) * _TOKENS_PER_STEP
-
-
-def _kv(bench: Bench, batch: int, context: int) -> int:
-    return kv_tokens_for(batch, context, _room(bench))
