@@ -150,10 +150,8 @@ class Batch:
 
 def _output(piece: Piece, verdict: Verdict) -> list[int]:
     """The tokens that a verdict gives, before stop rules."""
-    nodes, tokens = verdict.accepted_nodes, piece.draft.tokens
-    return (
-        [*[tokens[node] for node in nodes], verdict.next_token] if nodes else [verdict.next_token]
-    )
+    tokens = piece.draft.tokens
+    return [*[tokens[node] for node in verdict.accepted_nodes], verdict.next_token]
 
 
 def _accept(piece: Piece, verdict: Verdict, output: list[int], moves: Moves) -> None:
