@@ -64,6 +64,7 @@ class Controller:
     """
 
     allows_late_observations = True  # a step may be planned before the last one is observed
+    plans_ahead = True  # and before its tokens are known: drafts are then planned once they are
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from sdcontrol.engine.drafting import NO_DRAFT, Drafting, Drafts
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.verify import Verdict, VerifyTask
-from sdcontrol.scheduling.scheduler import ScheduledBatch
+from sdcontrol.scheduling.scheduler import ScheduledBatch, ScheduledRequest
 
 __all__ = ["Batch", "Moves", "Piece"]
 
@@ -33,12 +33,13 @@ class Piece:
     draft: Draft = NO_DRAFT
     arm: str = ""
     emitted: int = 0  # tokens that the request took of this step
+    is_ahead: bool = False  # its token is the last step's, which the host does not know yet
 
     def segment(self, block_size: int) -> Segment:
         """The piece as the model computes it."""
         request, draft = self.request, self.draft
         start = request.scheduled.cached_tokens
-        tokens = request.tokens[start : start + self.num_new_tokens]
+        tokens = [0] if self.is_ahead else request.tokens[start : start + self.num_new_tokens]
         tokens.extend(draft.tokens)
         return Segment(
             tokens,
@@ -51,12 +52,20 @@ class Piece:
 
 
 class Batch:
-    """The pieces of one step, those that decode first."""
+    """The pieces of one step, those that decode first.
 
-    def __init__(self, scheduled: ScheduledBatch, live: Mapping[str, Request]) -> None:
+    `is_ahead` of a step that begins before the last one's tokens are known, one for each request.
+    """
+
+    def __init__(
+        self, scheduled: ScheduledBatch, live: Mapping[str, Request], *, is_ahead: bool = False
+    ) -> None:
         self.prefill_tokens = scheduled.prefill_tokens
         self.others_wait = scheduled.others_wait
-        self.decoding = [Piece(live[row.request.id], 1, True) for row in scheduled.decoding]
+        self._num_unknown = int(is_ahead)  # tokens of each request
+        self.decoding = [
+            Piece(live[row.request.id], 1, True, is_ahead=is_ahead) for row in scheduled.decoding
+        ]
         self.pieces = self.decoding + [
             Piece(live[row.request.id], row.num_new_tokens, row.completes)
             for row in scheduled.prefilling
@@ -67,15 +76,25 @@ class Batch:
         """Those that decode, in the view's order."""
         return [piece.request for piece in self.decoding]
 
+    @property
+    def unknown(self) -> list[ScheduledRequest]:
+        """The requests whose last token the host does not know yet."""
+        own = [piece.request for piece in self.decoding]
+        return [r.scheduled for r in own if len(r.tokens) < r.scheduled.num_tokens]
+
     def view(self, step: int, free_kv_tokens: int, drafting: Drafting | None) -> BatchView:
         """What a planner sees. Without `drafting` nobody may draft."""
         return BatchView(
             step=step,
-            requests=tuple([_view(piece.request, drafting) for piece in self.decoding]),
+            requests=tuple([_view(p.request, self._num_unknown, drafting) for p in self.decoding]),
             free_kv_tokens=free_kv_tokens,
             prefill_tokens=self.prefill_tokens,
             others_wait=self.others_wait,
         )
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these of the decoding pieces, which are all that there are."""
+        self.decoding = self.pieces = [self.decoding[row] for row in rows]
 
     def take(self, drafts: Sequence[Draft], choices: Sequence[Choice]) -> None:
         """Give the decoding pieces their drafts."""
@@ -169,8 +188,8 @@ def _accept(piece: Piece, verdict: Verdict, output: list[int], moves: Moves) -> 
         request.stats.count(arm, proposed=len(draft.tokens), accepted=len(path))
 
 
-def _view(request: Request, drafting: Drafting | None) -> RequestView:
-    context = len(request.tokens)
+def _view(request: Request, num_unknown: int, drafting: Drafting | None) -> RequestView:
+    context = len(request.tokens) + num_unknown
     generated = context - request.prompt_tokens
     remaining = request.rules.max_new_tokens - generated
     arms: tuple[str, ...] = ()

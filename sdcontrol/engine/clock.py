@@ -7,13 +7,15 @@ ends with a copy, so that both clocks agree. Knows nothing of what is done in a 
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
 from sdcontrol.core import Timing
 
 __all__ = ["DeviceMarks", "StepClock", "marks_of", "unmeasured"]
+
+_PHASES = ("overhead", "controller", "draft", "verify", "wait", "meanwhile", "learning", "commit")
 
 
 class DeviceMarks(Protocol):
@@ -28,6 +30,10 @@ class DeviceMarks(Protocol):
 
         Waits until the device has reached them.
         """
+        ...
+
+    def seconds_after(self, other: Self) -> float:
+        """Between the last mark of `other` and the first of these, both reached."""
         ...
 
 
@@ -50,6 +56,10 @@ class CudaMarks:
         pairs = zip(self._events[::2], self._events[1::2], strict=True)
         return float(sum(start.elapsed_time(end) for start, end in pairs)) / 1e3
 
+    def seconds_after(self, other: Self) -> float:
+        """See `DeviceMarks`."""
+        return float(other._events[-1].elapsed_time(self._events[0])) / 1e3
+
 
 def marks_of(device: torch.device) -> DeviceMarks | None:
     """Marks of one step, where `device` has a queue of its own; None on a CPU."""
@@ -60,17 +70,23 @@ class StepClock:
     """Laps of one step, added up by phase; with `marks`, `verify` is the device's.
 
     What is done between the forward's launch and its verdicts (`meanwhile`, `learning` from the
-    step before) then costs nothing, as long as it takes no longer than the forward.
+    step before) then costs nothing, as long as it takes no longer than the forward. Of a step that
+    was launched while the device was at the one `before`, nothing but what the device waited does.
     """
 
     def __init__(
-        self, marks: DeviceMarks | None = None, now: Callable[[], float] = time.perf_counter
+        self,
+        marks: DeviceMarks | None = None,
+        now: Callable[[], float] = time.perf_counter,
+        *,
+        before: "StepClock | None" = None,
     ) -> None:
         self._marks = marks
+        self._marks_before = None if before is None else before._marks
+        self._is_followed = False
         self._now = now
         self._last = now()
-        phases = ("overhead", "controller", "draft", "verify", "meanwhile", "learning")
-        self._seconds = dict.fromkeys(phases, 0.0)
+        self._seconds = dict.fromkeys(_PHASES, 0.0)
 
     def lap(self, phase: str) -> None:
         """Count the time since the last lap to `phase`."""
@@ -86,28 +102,44 @@ class StepClock:
         if self._marks is not None:
             self._marks.add()
 
+    def follow(self) -> None:
+        """The next step has been launched since the last lap, which was its own time."""
+        self._last = self._now()
+        self._is_followed = True
+
     def timing(self, draft_seconds: Mapping[str, float], observe_seconds: float) -> Timing:
         """The step's times; what belongs to no family and not to the forward is overhead.
 
         `observe_seconds` is what observing took before the step.
         """
         seconds = self._seconds
-        verify, controller = seconds["verify"], seconds["controller"] + observe_seconds
+        verify = seconds["verify"] + seconds["wait"]
+        controller = seconds["controller"] + observe_seconds
         overhead = seconds["overhead"]
         overhead += max(seconds["draft"] - sum(draft_seconds.values()), 0.0)
         if self._marks is None:
             controller += seconds["learning"]
-            overhead += seconds["meanwhile"]
+            overhead += seconds["meanwhile"] + seconds["commit"]
         else:
             host = verify + seconds["meanwhile"] + seconds["learning"]
             verify = self._marks.seconds()
-            overhead += max(host - verify, 0.0)
+            share = self._share_waited_for(overhead + controller)
+            overhead, controller = share * overhead, share * controller
+            if not self._is_followed:
+                overhead += max(host - verify, 0.0) + seconds["commit"]
         return Timing(
             draft_seconds=draft_seconds,
             verify_seconds=verify,
             controller_seconds=controller,
             overhead_seconds=overhead,
         )
+
+    def _share_waited_for(self, launching: float) -> float:
+        """Of the seconds that the host took to launch the step, those in which the device idled."""
+        if self._marks is None or self._marks_before is None:
+            return 1.0
+        idle = self._marks.seconds_after(self._marks_before)
+        return min(max(idle, 0.0) / launching, 1.0) if launching else 0.0
 
 
 def unmeasured(timing: Timing) -> Timing:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sdcontrol.engine.gumbel_max import greedy_argmax
 from sdcontrol.engine.sampling import Row, check_sample, process_rows, sample_rows
-from sdcontrol.engine.walk import Verdict, VerifyTask, Walk, take_rows
+from sdcontrol.engine.walk import Asked, Verdict, VerifyTask, Walk, take_rows
 
 __all__ = ["CoupledVerifier"]
 
@@ -33,6 +33,14 @@ class CoupledVerifier:
             waiting = [walk for walk in waiting if not self._has_ended(walk, samples)]
         return [walk.verdict() for walk in walks]
 
+    def ask(self, logits: Tensor, tasks: Sequence[VerifyTask]) -> Asked:
+        """The same, said to the device first where nobody drafts and no processor looks at the prefix."""
+        if any(_has_draft(task) or task.sampler.needs_prefix for task in tasks):
+            verdicts = self.verify(logits, tasks)
+            return Asked(lambda: verdicts)
+        tokens = _sample_next(logits, tasks)
+        return Asked(lambda: [_next(token) for token in tokens.tolist()], tokens)
+
     def _has_ended(self, walk: Walk, samples: Mapping[int, int]) -> bool:
         """Go on as far as samples are known; whether that was the end."""
         first_row, parents = walk.task.first_row, walk.draft.parents
@@ -53,6 +61,24 @@ class CoupledVerifier:
     def _accepts(self, walk: Walk, child: int, sample: int) -> bool:
         """Whether the path goes on to `child`; `sample` is the target's after its parent."""
         return walk.draft.tokens[child] == sample
+
+
+def _has_draft(task: VerifyTask) -> bool:
+    return task.draft is not None and bool(task.draft.tokens)
+
+
+def _next(token: int) -> Verdict:
+    check_sample(token)
+    return Verdict((), token)
+
+
+def _sample_next(logits: Tensor, tasks: Sequence[VerifyTask]) -> Tensor:
+    """The target's sample after the last token of each task, none of which has a draft: int64 `[tasks]`."""
+    logits = take_rows(logits, [task.first_row for task in tasks])
+    if all(task.sampler.is_plain for task in tasks):
+        return greedy_argmax(logits)
+    rows = [Row(task.sampler, task.tokens) for task in tasks]
+    return sample_rows(process_rows(logits, rows), rows)
 
 
 def _sample_open_rows(logits: Tensor, walks: Sequence[Walk]) -> dict[int, int]:

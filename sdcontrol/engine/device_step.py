@@ -9,6 +9,7 @@ ready while it still computes the logits.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,11 +21,14 @@ from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import check_sample, process_runs
 from sdcontrol.engine.synthetic import SyntheticVerifier
 from sdcontrol.engine.verify import Verdict, Verifier, VerifyTask
-from sdcontrol.engine.walk import depths_of
+from sdcontrol.engine.walk import Asked, depths_of
 
 __all__ = ["Stands", "Verify", "verify_of", "verify_on_device"]
 
-Verify = Callable[[Tensor, Sequence[VerifyTask]], list[Verdict]]
+Verify = Callable[[Tensor, Sequence[VerifyTask]], Asked]
+"""Asks for verdicts on the step's logits, which may be written over once it returns."""
+
+_OURS = (CoupledVerifier, SyntheticVerifier)
 
 Stands = Callable[[Sequence[VerifyTask]], NDArray[np.bool_]]
 """Of all nodes, one task after the other: whether a node is accepted where its parent is."""
@@ -32,21 +36,28 @@ Stands = Callable[[Sequence[VerifyTask]], NDArray[np.bool_]]
 
 def verify_of(verifier: Verifier, *, has_kernels: bool) -> Verify:
     """How an engine verifies: on the device where the rule and the requests allow it."""
-    if not has_kernels or type(verifier) not in {CoupledVerifier, SyntheticVerifier}:
-        return verifier.verify
+    if not isinstance(verifier, CoupledVerifier) or type(verifier) not in _OURS:
+        return partial(_verify_at_once, verifier)
+    if not has_kernels:
+        return verifier.ask
     stands = verifier.stands if isinstance(verifier, SyntheticVerifier) else None
 
-    def verify(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verdict]:
+    def verify(logits: Tensor, tasks: Sequence[VerifyTask]) -> Asked:
         if any(task.sampler.needs_prefix for task in tasks):
-            return verifier.verify(logits, tasks)
+            return _verify_at_once(verifier, logits, tasks)
         return verify_on_device(logits, tasks, stands)
 
     return verify
 
 
+def _verify_at_once(verifier: Verifier, logits: Tensor, tasks: Sequence[VerifyTask]) -> Asked:
+    verdicts = verifier.verify(logits, tasks)
+    return Asked(lambda: verdicts)
+
+
 def verify_on_device(
     logits: Tensor, tasks: Sequence[VerifyTask], stands: Stands | None = None
-) -> list[Verdict]:
+) -> Asked:
     """See `Verifier.verify`; one copy to the device, one back. No processor may need the prefix.
 
     Every row of `logits` belongs to a task. A node is accepted after its parent where it is the
@@ -82,7 +93,25 @@ def verify_on_device(
         num_nodes=num_nodes,
         verdicts=verdicts,
     )
-    return [_verdict(row) for row in verdicts.tolist()]
+    read = _on_its_way(verdicts)
+    return Asked(lambda: [_verdict(row) for row in read()], verdicts[:, 1])
+
+
+def _on_its_way(values: Tensor) -> Callable[[], list[list[int]]]:
+    """Begin the copy to the host; what comes back waits for that, not for what is asked for later."""
+    if values.device.type != "cuda":
+        return values.tolist
+    there = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+    there.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(values.device))
+
+    def read() -> list[list[int]]:
+        arrived.synchronize()
+        rows: list[list[int]] = there.tolist()
+        return rows
+
+    return read
 
 
 def _num_nodes(task: VerifyTask) -> int:

@@ -68,7 +68,7 @@ class GraphedForwards:
         return self._buckets.token_edges
 
     def forward(
-        self, segments: Sequence[Segment], queries: QuerySink | None
+        self, segments: Sequence[Segment], queries: QuerySink | None, ids: Tensor | None = None
     ) -> tuple[Tensor, list[int]] | None:
         """Logits `[kept, vocab]` and each segment's first row; None where no graph will do."""
         refusal = self._buckets.refusal(segments)
@@ -79,6 +79,8 @@ class GraphedForwards:
         if captured is None:
             return None
         first_rows = captured.inputs.load(segments, queries)
+        if ids is not None:
+            captured.inputs.batch.input_ids[0, : len(ids)].copy_(ids)
         return self.replay(captured, first_rows[-1] + segments[-1].num_logits), first_rows
 
     def captured(

@@ -41,6 +41,14 @@ class PlannerGuard:
         return self._planner is None or getattr(self._planner, "allows_late_observations", False)
 
     @property
+    def plans_ahead(self) -> bool:
+        """Whether it may be asked before the last step's tokens are known, and again once they are."""
+        may_be_told_late = self.allows_late_observations
+        return may_be_told_late and (
+            self.never_drafts or getattr(self._planner, "plans_ahead", False)
+        )
+
+    @property
     def refines(self) -> bool:
         """Whether it may shorten drafts once they, or a round of them, have been made."""
         return self._planner is not None and getattr(self._planner, "refines", True)

@@ -55,6 +55,11 @@ class Intake:
                 self._cancels.append(request)
             return request is not None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether anything arrived or is to be cancelled since `take`."""
+        return bool(self._arrivals or self._cancels)
+
     def take(self) -> tuple[list[Request], list[Request]]:
         """What arrived and what is to be cancelled since the last call."""
         with self._lock:

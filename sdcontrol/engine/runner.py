@@ -79,7 +79,7 @@ class Graphs(Protocol):
         ...
 
     def forward(
-        self, segments: Sequence[Segment], queries: QuerySink | None
+        self, segments: Sequence[Segment], queries: QuerySink | None, ids: Tensor | None = None
     ) -> tuple[Tensor, list[int]] | None:
         """See `ModelRunner.forward`; None where this one is to be computed without a graph."""
         ...
@@ -151,19 +151,26 @@ class ModelRunner:
         self.cache = self.graphs = None
 
     def forward(
-        self, segments: Sequence[Segment], queries: QuerySink | None = None
+        self,
+        segments: Sequence[Segment],
+        queries: QuerySink | None = None,
+        ids: Tensor | None = None,
     ) -> tuple[Tensor, list[int]]:
         """Logits `[kept, vocab]` of the wanted rows, and each segment's first row among them.
 
-        The logits are good until the next forward: a captured one writes to the same memory.
+        The logits are good until the next forward: a captured one writes to the same memory. `ids`,
+        int64 `[segments]` on the device, stand for the tokens of segments of one token each.
         """
         if self.graphs is not None:
-            replayed = self.graphs.forward(segments, queries)
+            replayed = self.graphs.forward(segments, queries, ids)
             if replayed is not None:
                 return replayed
         cache = self.cache
         assert cache is not None
         batch = pack(segments, cache.block_size, self.device, self._part_work)
+        if ids is not None:
+            order = upload(np.array(batch.order, dtype=np.int64), self.device)
+            batch.input_ids[0].copy_(ids[order])
         if queries is not None:
             queries.arrange(batch.order)
         return self.compute(batch, self.backend, queries), batch.first_row

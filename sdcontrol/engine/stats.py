@@ -54,6 +54,7 @@ class EngineStats:
 
     steps: int = 0
     decoded_requests: int = 0  # requests times steps
+    launched_ahead: int = 0  # steps, before the tokens of the one before were known
     emitted: int = 0  # tokens of decoding steps; a prompt's first token is not among them
     prefill_tokens: int = 0
     drafters: dict[str, DrafterStats] = field(default_factory=dict)

@@ -18,10 +18,11 @@ from torch import Tensor
 from sdcontrol.engine.coupled import CoupledVerifier
 from sdcontrol.engine.rejection import RejectionVerifier
 from sdcontrol.engine.synthetic import Rates, SyntheticVerifier
-from sdcontrol.engine.walk import Verdict, VerifyTask
+from sdcontrol.engine.walk import Asked, Verdict, VerifyTask
 from sdcontrol.errors import ConfigError, UnknownName
 
 __all__ = [
+    "Asked",
     "CoupledVerifier",
     "RejectionVerifier",
     "SyntheticVerifier",

@@ -3,7 +3,7 @@
 Knows nothing of the rule by which draft tokens are accepted: verifiers have that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from sdcontrol.engine.drafters.base import ROOT, Draft
 from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import Row, RowSampler
 
-__all__ = ["Verdict", "VerifyTask", "Walk", "depths_of", "take_rows"]
+__all__ = ["Asked", "Verdict", "VerifyTask", "Walk", "depths_of", "take_rows"]
 
 _NO_DRAFT = Draft()
 
@@ -37,6 +37,15 @@ class Verdict(NamedTuple):
 
     accepted_nodes: tuple[int, ...]  # the accepted path, from the root
     next_token: int  # the target's, after that path: correction or bonus
+
+
+class Asked(NamedTuple):
+    """Verdicts that were asked for, one per task."""
+
+    read: Callable[[], list[Verdict]]  # waits for the device where that decides
+    tokens: Tensor | None = (
+        None  # int64 `[tasks]`, there already: each one's next; None: on the host alone
+    )
 
 
 class Walk:

@@ -11,6 +11,7 @@ Single-threaded by contract: the engine locks around it.
 """
 
 from collections import OrderedDict
+from collections.abc import Collection, Iterable
 
 from sdcontrol.errors import ConfigError, IntegrityError, RequestRefused
 from sdcontrol.scheduling.blocks import BlockPool
@@ -34,6 +35,7 @@ class Scheduler:
         self._waiting: OrderedDict[str, ScheduledRequest] = OrderedDict()
         self._running: dict[str, ScheduledRequest] = {}  # oldest first, as it was filled
         self._decode_rows: dict[str, Row] = {}  # of the running ones: the same at every step
+        self._is_settled = True  # nobody came or went since `next_batch`
         self._num_arrivals = 0
         self._num_preemptions = 0
 
@@ -75,12 +77,14 @@ class Scheduler:
             )
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
+        self._is_settled = False
         self._waiting[request.id] = request
 
     def cancel(self, request_id: str) -> ScheduledRequest | None:
         """Forget a request, waiting or running, and take its blocks back; None: no such id."""
         request = self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
         self._decode_rows.pop(request_id, None)
+        self._is_settled = False
         if request is not None:
             self._pool.release(request.table)
         return request
@@ -117,8 +121,37 @@ class Scheduler:
                 decoding.append(rows[admitted.id])
             else:
                 budget -= _append_chunk(prefilling, admitted, budget)
-        waits = bool(self._waiting)
+        self._is_settled, waits = True, bool(self._waiting)
         return ScheduledBatch(tuple(decoding), tuple(prefilling), tuple(preempted), waits)
+
+    def next_ahead(self, ending: Collection[str]) -> ScheduledBatch | None:
+        """The step after the last, before anybody knows its tokens: one more for each that it decoded.
+
+        Those in `ending`, by id, leave with the last one. None, and nothing is changed, where more
+        than that is to be decided: somebody prefills or could be admitted, or blocks are short.
+        """
+        running, block_size = self._running, self._pool.block_size
+        going = [request for request in running.values() if request.id not in ending]
+        if self._waiting and (ending or not self._is_settled):
+            return None
+        if not going or any(request.pending_tokens != 1 for request in running.values()):
+            return None
+        short = [r for r in going if len(r.table.blocks) * block_size <= r.num_tokens]
+        if len(short) > self._pool.free_blocks:
+            return None
+        for request in going:
+            request.cached_tokens += 1
+            request.num_tokens += 1
+        for request in short:
+            self.reserve(request, 0)
+        rows = tuple([self._decode_rows[request.id] for request in going])
+        return ScheduledBatch(rows, (), (), bool(self._waiting))
+
+    def step_back(self, requests: Iterable[ScheduledRequest]) -> None:
+        """Undo `next_ahead` for these; blocks that it took stay until they are committed."""
+        for request in requests:
+            request.cached_tokens -= 1
+            request.num_tokens -= 1
 
     def free_draft_tokens(self, batch: ScheduledBatch) -> int:
         """The most draft tokens that fit however they are spread over the decoding rows.
