@@ -20,6 +20,7 @@ from sdcontrol.estimators.known_machine import KnownMachine, find_known
 from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.lessons import Lessons
 from sdcontrol.outcomes import DEPTH
+from sdcontrol.outlook import Outlook
 from sdcontrol.policy_faults import PLAN_FAULTS, PolicyFaults
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ class Controller:
     """
 
     allows_late_observations = True  # a step may be planned before the last one is observed
-    plans_ahead = True  # and before its tokens are known: drafts are then planned once they are
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class Controller:
         self.has_own_estimates = cost is not None or acceptance is not None
         self.learns = self.has_own_estimates or getattr(self.policy, "uses_belief", True)
         self.num_observed = 0  # steps
+        self._outlook = Outlook()
         self._faults = PolicyFaults(type(self.policy).__name__, clock)
         self._believed: tuple[BatchView, Belief] | None = None
         self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
@@ -111,6 +112,14 @@ class Controller:
     def is_quarantined(self) -> bool:
         """Whether the policy is replaced by `off`, until `reset`."""
         return self._faults.is_quarantined
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether a step may be planned before the last one's tokens are known, drafts once they are.
+
+        Hints are then a token old, so that a match may be seen a step late: only where drafts are rare.
+        """
+        return not self.drafts or self._outlook.is_quiet
 
     def pad_to(self, token_edges: Sequence[int]) -> None:
         """Price forwards as padded to these sizes; an engine says so of its own."""
@@ -228,6 +237,7 @@ class Controller:
         """Learn what came of a step. Raises `ObservationError` for columns of unequal length."""
         observation.check()
         self.num_observed += 1
+        self._outlook.note(observation.plan)
         self._faults.observe(observation)
         self._believed = None
         noted: Sequence[Observation] = (observation,)

@@ -160,6 +160,20 @@ class RandomPlanner(RecordingPlanner):
         return Choice.of(choice.drafter, self._random.randint(0, choice.num_draft_tokens))
 
 
+class Seldom(RandomPlanner):
+    """Drafts in every `period`-th step alone, and may be asked before tokens are known."""
+
+    allows_late_observations = True
+    plans_ahead = True
+
+    def __init__(self, seed: int, *, period: int = 13) -> None:
+        super().__init__(seed, off=0.0)
+        self._period = period
+
+    def plan(self, view: BatchView) -> Plan:
+        return Plan.off(view) if view.step % self._period else super().plan(view)
+
+
 # ---- drafters
 
 

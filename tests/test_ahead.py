@@ -12,15 +12,15 @@ from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Observation, Plan, Planner, Timing
 from sdcontrol.engine.clock import StepClock
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.flight import Outlook
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.verify import Asked, VerifyTask
 from sdcontrol.errors import UnsupportedGeneration
+from sdcontrol.outlook import Outlook
 from tests.engine_support import (
-    RandomPlanner,
     RecordingPlanner,
+    Seldom,
     random_prompt,
     run_checked,
     submit_all,
@@ -40,7 +40,6 @@ OPTIONS: tuple[dict[str, object], ...] = (
     {"do_sample": False, "stop_strings": ["xyz", "kjw"]},
     {"do_sample": True, "eos_token_id": [7, 8, 9, 10, 11, 12, 13, 14]},
 )
-OFF, ON = Plan(()), Plan.uniform
 
 
 @cache
@@ -67,20 +66,6 @@ def engine_of(
     )
 
 
-class Seldom(RandomPlanner):
-    """Drafts in every `period`-th step alone, and may be asked before tokens are known."""
-
-    allows_late_observations = True
-    plans_ahead = True
-
-    def __init__(self, period: int) -> None:
-        super().__init__(seed=3, off=0.0)
-        self._period = period
-
-    def plan(self, view: BatchView) -> Plan:
-        return Plan.off(view) if view.step % self._period else super().plan(view)
-
-
 def outputs_of(engine: Engine, options: Sequence[dict[str, object]] = OPTIONS) -> list[object]:
     with engine:
         names = [
@@ -101,7 +86,9 @@ def forwards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("settings", [ROOMY, TIGHT], ids=["roomy", "tight"])
-@pytest.mark.parametrize("make", [lambda: None, lambda: Seldom(40), lambda: Seldom(13)])
+@pytest.mark.parametrize(
+    "make", [lambda: None, lambda: Seldom(3, period=40), lambda: Seldom(3, period=13)]
+)
 def test_the_text_is_the_same(
     make: Callable[[], Planner | None], settings: dict[str, object]
 ) -> None:
@@ -194,7 +181,7 @@ class Twice(Seldom):
     """Notes in which steps it was asked."""
 
     def __init__(self, period: int) -> None:
-        super().__init__(period)
+        super().__init__(3, period=period)
         self.asked: list[tuple[int, bool]] = []
 
     def plan(self, view: BatchView) -> Plan:

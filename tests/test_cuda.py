@@ -20,7 +20,7 @@ from sdcontrol.engine.config import EngineConfig, free_bytes_of
 from sdcontrol.engine.graph_recorder import CudaRecorder, recording_errors
 from sdcontrol.engine.graphs import uncapturable
 from sdcontrol.engine.loop import Engine
-from sdcontrol.engine.packing import PageTable, Segment
+from sdcontrol.engine.packing import PageTable, Segment, on_its_way
 from sdcontrol.engine.profiling import _seconds, measure_ceilings
 from sdcontrol.engine.sampling import Row, RowSampler, process_rows, sample_rows
 from sdcontrol.engine.walk import take_rows
@@ -29,6 +29,7 @@ from tests.engine_support import (
     COMPARISON,
     ForcedPlanner,
     RandomPlanner,
+    RecordingPlanner,
     TextDrafter,
     generate_alone,
     noised,
@@ -257,6 +258,13 @@ def test_experts_are_captured_where_nothing_says_why_not(dtype: torch.dtype, how
         assert reason is None
 
 
+class Told(RecordingPlanner):
+    """Never drafts; is told late, and asked before tokens are known."""
+
+    allows_late_observations = True
+    plans_ahead = True
+
+
 # Rounds that do not ask the host
 
 
@@ -405,6 +413,61 @@ def test_rejection_on_the_device_keeps_the_law_of_the_engine(model: PreTrainedMo
     )
     assert texts_of(engine) == known
     assert planner.totals()[1] > 0
+
+
+# Steps ahead of their tokens
+
+
+def test_steps_ahead_give_the_same_text_and_end_where_it_ends(model: PreTrainedModel) -> None:
+    """Greedy and sampled, with and without graphs; some end by a token that nobody foresaw."""
+    for do_sample in (False, True):
+        plain = texts_of(engine_of(model, overlap=False), do_sample=do_sample)
+        for cuda_graphs in (False, True):
+            engine = engine_of(model, cuda_graphs=cuda_graphs, overlap=True)
+            assert texts_of(engine, do_sample=do_sample) == plain
+            assert engine.stats.launched_ahead > engine.stats.steps // 2
+    end = plain[0][5]
+    ends = []
+    for overlap in (False, True):
+        with engine_of(model, overlap=overlap) as engine:
+            for seed, prompt in enumerate(PROMPTS):
+                engine.submit(
+                    prompt, max_new_tokens=40, do_sample=True, seed=seed, eos_token_id=end
+                )
+            finished = engine.run()
+            ends.append([(r.output, r.finish_reason) for r in finished.values()])
+    assert sorted(ends[0]) == sorted(ends[1])
+    assert "eos" in {reason for _, reason in ends[0]}
+
+
+def test_a_read_does_not_wait_for_what_was_asked_for_later() -> None:
+    """A copy behind a short product comes back long before the products that were queued behind it."""
+    values, matrix = torch.arange(5, device=CUDA), torch.randn(8192, 8192, device=CUDA)
+    matrix @ matrix
+    torch.cuda.synchronize()
+    read = on_its_way(values + 1)
+    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun.record()
+    for _ in range(20):
+        matrix @ matrix
+    done.record()
+    assert read().tolist() == [1, 2, 3, 4, 5]
+    assert not done.query()
+    torch.cuda.synchronize()
+    assert begun.elapsed_time(done) > 1.0
+
+
+def test_the_device_hardly_waits_between_steps_ahead(model: PreTrainedModel) -> None:
+    """Their time is the device's, and what it waited for the host."""
+    planner = Told()
+    with engine_of(model, (), planner, overlap=True) as engine:
+        for seed, prompt in enumerate(PROMPTS[:4]):
+            engine.submit(prompt, max_new_tokens=200, do_sample=False, seed=seed)
+        engine.run()
+        assert engine.stats.launched_ahead > 150
+    measured = [o.timing for o in planner.observations if o.timing.verify_seconds]
+    assert len(measured) > 150
+    assert all(0 <= t.overhead_seconds < 1.0 and t.verify_seconds < 1.0 for t in measured)
 
 
 # Under torch's profiler, last of all: it may hang where nobody may trace the device

@@ -1,8 +1,11 @@
 """The engine as a state machine: whatever is submitted, planned and cancelled, nothing is lost."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from typing import ClassVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -15,6 +18,7 @@ from tests.engine_support import (
     COMPARISON,
     RandomPlanner,
     Reference,
+    Seldom,
     generate_alone,
     live_requests,
     noised,
@@ -24,6 +28,7 @@ from tests.engine_support import (
 
 MOST_NEW_TOKENS = 24
 LENGTHS = (1, 2, 7, 8, 9, 15, 16, 33, 40, 55, 70)
+ENDS = (3, 17, 29, 44)
 CONFIG = EngineConfig(block_size=8, max_batch_size=4, max_prefill_tokens=24, kv_tokens=128)
 
 
@@ -56,9 +61,11 @@ class Job:
     request: Request
     index: int
     max_new_tokens: int
+    ends: tuple[int, ...]  # tokens at which it ends
     said: list[int] = field(default_factory=list)
     end: str | None = None
     cancelled: bool = False
+    steps: int = 0  # since it was submitted
 
     @property
     def progress(self) -> int:
@@ -68,14 +75,18 @@ class Job:
 class EngineMachine(RuleBasedStateMachine):
     """Submit, step with random plans, cancel; the cache is too small for all, so some preempt."""
 
+    planner_of: ClassVar[Callable[[int], RandomPlanner]] = RandomPlanner
+    config = CONFIG
+    is_late = False  # the step after a submission may have been launched before it
+
     @initialize(seed=st.integers(0, 99))
     def open(self, seed: int) -> None:
-        self.planner = RandomPlanner(seed)
+        self.planner = self.planner_of(seed)
         self.engine = Engine(
             target(),
             drafters=["ngram", "sparse_kv:32", "sparse_kv:40:scored", draft_model()],
             planner=self.planner,
-            config=CONFIG,
+            config=self.config,
         )
         self.jobs: dict[str, Job] = {}
 
@@ -83,12 +94,17 @@ class EngineMachine(RuleBasedStateMachine):
         index=st.integers(0, len(LENGTHS) - 1),
         new=st.integers(1, MOST_NEW_TOKENS),
         may_draft=st.sampled_from([True, True, True, False]),
+        may_end=st.booleans(),
     )
-    def submit(self, index: int, new: int, may_draft: bool) -> None:
+    def submit(self, index: int, new: int, may_draft: bool, may_end: bool) -> None:
         name = self.engine.submit(
-            prompt(index), max_new_tokens=new, do_sample=False, speculation=may_draft
+            prompt(index),
+            max_new_tokens=new,
+            do_sample=False,
+            speculation=may_draft,
+            eos_token_id=[*ENDS] if may_end else None,
         )
-        self.jobs[name] = Job(live_requests(self.engine)[name], index, new)
+        self.jobs[name] = Job(live_requests(self.engine)[name], index, new, ENDS if may_end else ())
 
     @rule(count=st.integers(1, 5))
     def step(self, count: int) -> None:
@@ -113,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         left = sum(len(prompt(job.index)) + job.max_new_tokens for job in self.jobs.values())
-        for _ in range(left + 1):  # each step brings the oldest at least one token further
+        for _ in range(left + 2):  # each step brings the oldest at least one token further
             if not self.engine.has_work:
                 break
             self._step()
@@ -127,7 +143,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         waiting = [job for job in self.jobs.values() if job.end is None and not job.cancelled]
+        waiting = [job for job in waiting if job.steps >= self.is_late]
         before = waiting[0].progress if waiting else 0
+        for job in self.jobs.values():
+            job.steps += 1
         self.engine.step()
         for event in self.engine.take_events():
             job = self.jobs[event.request_id]
@@ -142,22 +161,39 @@ class EngineMachine(RuleBasedStateMachine):
         assert job.said == job.request.output
         expected = reference(job.index)
         count = len(job.said) if job.end == "cancelled" else job.max_new_tokens
-        assert job.cancelled or job.end == "length"
+        ends = [place for place, token in enumerate(job.said) if token in job.ends]
+        if job.end == "eos":
+            assert ends == [len(job.said) - 1]
+            count = min(len(job.said), job.max_new_tokens)
+        assert job.cancelled or job.end == ("eos" if ends else "length")
         cut = Reference(expected.tokens[:count], expected.margins[:count])
         COMPARISON.check(cut, job.said, f"{name}, prompt {job.index}")
 
 
+class AheadMachine(EngineMachine):
+    """The same where steps overlap, and most are launched before the last one's tokens are known."""
+
+    planner_of = Seldom
+    config = CONFIG.model_copy(update={"overlap": True})
+    is_late = True
+
+
 EngineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=24)
+AheadMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=24)
 TestEngine = EngineMachine.TestCase
+TestAheadEngine = AheadMachine.TestCase
 
 
-def test_the_machine_meets_preemption_sharing_and_every_drafter() -> None:
+@pytest.mark.parametrize("kind", [EngineMachine, AheadMachine])
+def test_the_machine_meets_preemption_sharing_and_every_drafter(kind: type[EngineMachine]) -> None:
     """A fixed history of the same kind: what the machine walks through does happen."""
-    machine = EngineMachine()
+    machine = kind()
     machine.open(seed=3)
     num_shared = 0
     for turn in range(20):
-        machine.submit(index=turn % len(LENGTHS), new=MOST_NEW_TOKENS, may_draft=True)
+        machine.submit(
+            index=turn % len(LENGTHS), new=MOST_NEW_TOKENS, may_draft=True, may_end=turn % 3 == 0
+        )
         machine.step(count=2)
         machine.books_balance()
         blocks = [b for r in machine.engine.scheduler.running for b in r.table.blocks]
@@ -166,6 +202,8 @@ def test_the_machine_meets_preemption_sharing_and_every_drafter() -> None:
     engine, planner = machine.engine, machine.planner
     machine.teardown()
     assert engine.scheduler.num_preemptions > 0
+    assert {job.end for job in machine.jobs.values()} == {"length", "eos", "cancelled"}
+    assert (engine.stats.launched_ahead > 10) == (kind is AheadMachine)
     assert num_shared > 0
     drafted = {c.drafter for o in planner.observations for c in o.plan.choices if c.drafter}
     assert drafted == {"ngram", "sparse_kv:32", "sparse_kv:40:scored", "draft_model"}

@@ -268,6 +268,91 @@ def test_rejected_slots_go_back() -> None:
     assert len(request.table.blocks) == 2
 
 
+def decoding_scheduler(
+    num_blocks: int = 100, *lengths: int
+) -> tuple[Scheduler, list[ScheduledRequest]]:
+    """These requests, their prompts computed, each with one token to come."""
+    scheduler = make_scheduler(num_blocks)
+    requests = [make_request(f"r{n}", length, 20) for n, length in enumerate(lengths)]
+    for request in requests:
+        scheduler.submit(request)
+    run_step(scheduler)
+    scheduler.next_batch()
+    return scheduler, requests
+
+
+def test_a_step_ahead_is_the_one_that_would_come_after() -> None:
+    scheduler, requests = decoding_scheduler(100, 3, 5, 8)
+    twin, others = decoding_scheduler(100, 3, 5, 8)
+    for _ in range(9):
+        ahead = scheduler.next_ahead(())
+        run_step(twin)
+        after = twin.next_batch()
+        assert ahead is not None
+        assert [r.request.id for r in ahead.decoding] == [r.request.id for r in after.decoding]
+        for ours, other in zip(requests, others, strict=True):
+            assert (ours.num_tokens, ours.cached_tokens) == (other.num_tokens, other.cached_tokens)
+            assert len(ours.table.blocks) == len(other.table.blocks)
+        for request in requests:  # once the tokens are known
+            scheduler.commit(request, request.cached_tokens, request.num_tokens)
+        scheduler.check_integrity()
+
+
+def test_those_that_end_do_not_take_part_in_the_step_ahead() -> None:
+    scheduler, requests = decoding_scheduler(100, 3, 5)
+    before = requests[0].num_tokens
+    ahead = scheduler.next_ahead({"r0"})
+    assert ahead is not None
+    assert [row.request.id for row in ahead.decoding] == ["r1"]
+    assert requests[0].num_tokens == before
+    assert scheduler.next_ahead({"r0", "r1"}) is None
+
+
+def test_a_step_ahead_that_is_taken_back_leaves_counts_as_they_were() -> None:
+    scheduler, requests = decoding_scheduler(100, 3, 7)
+    before = [(r.num_tokens, r.cached_tokens) for r in requests]
+    assert scheduler.next_ahead(()) is not None
+    scheduler.step_back(requests)
+    assert [(r.num_tokens, r.cached_tokens) for r in requests] == before
+    scheduler.check_integrity()
+
+
+def test_no_step_ahead_where_blocks_are_short() -> None:
+    """Each of two needs a block in the same step; with one left, somebody has to be preempted."""
+    scheduler, requests = decoding_scheduler(6, 7, 7)
+    assert scheduler.next_ahead(()) is None
+    assert [r.num_tokens for r in requests] == [8, 8]
+    scheduler, _ = decoding_scheduler(7, 7, 7)
+    assert scheduler.next_ahead(()) is not None
+
+
+def test_no_step_ahead_while_somebody_prefills_or_could_be_admitted() -> None:
+    scheduler, requests = decoding_scheduler(100, 3)
+    scheduler.submit(make_request("new", 6, 40))
+    assert scheduler.next_ahead(()) is None
+    batch = scheduler.next_batch()
+    assert batch.prefill_tokens == 6
+    assert scheduler.next_ahead(()) is None
+    assert requests[0].num_tokens == 4
+
+
+def test_who_waits_for_blocks_holds_nobody_up_until_some_come_free() -> None:
+    scheduler = make_scheduler(9)
+    running = [make_request(name, 9, 14) for name in ("a", "b")]
+    for request in (*running, make_request("c", 9, 14)):
+        scheduler.submit(request)
+    run_step(scheduler)
+    assert scheduler.next_batch().others_wait
+    ahead = scheduler.next_ahead(())
+    assert ahead is not None
+    assert ahead.others_wait
+    assert scheduler.next_ahead({"a"}) is None, "c could have its blocks"
+    for request in running:
+        scheduler.commit(request, request.cached_tokens, request.num_tokens)
+    scheduler.finish(running[0])
+    assert scheduler.next_ahead(()) is None
+
+
 def test_cancelling_gives_the_blocks_back_whether_it_waits_or_runs() -> None:
     scheduler = make_scheduler(num_blocks=20, max_batch_size=1)
     running, waiting = make_request("a", 9, 20), make_request("b", 9, 20)

@@ -164,7 +164,7 @@ def _verdicts(bench: Bench) -> CellFigures:
     logits, tasks = random_step(bench.scale.target.vocab_size, bench.dtype)
     figures = []
     for name, verifier in (("coupled", CoupledVerifier()), ("synthetic", SyntheticVerifier(0.7))):
-        ours = verify_of(verifier, has_kernels=True)(logits.to(bench.device), tasks)
+        ours = verify_of(verifier, has_kernels=True)(logits.to(bench.device), tasks).read()
         pairs = zip(ours, verifier.verify(logits, tasks), strict=True)
         differing = sum(verdict != expected for verdict, expected in pairs)
         figures.append(Figure(f"{name}: verdicts that differ", differing, "", 0, is_ceiling=True))

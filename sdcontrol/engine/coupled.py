@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sdcontrol.engine.gumbel_max import greedy_argmax
+from sdcontrol.engine.packing import on_its_way
 from sdcontrol.engine.sampling import Row, check_sample, process_rows, sample_rows
 from sdcontrol.engine.walk import Asked, Verdict, VerifyTask, Walk, take_rows
 
@@ -39,7 +40,8 @@ class CoupledVerifier:
             verdicts = self.verify(logits, tasks)
             return Asked(lambda: verdicts)
         tokens = _sample_next(logits, tasks)
-        return Asked(lambda: [_next(token) for token in tokens.tolist()], tokens)
+        there = on_its_way(tokens)
+        return Asked(lambda: [_next(token) for token in there().tolist()], tokens)
 
     def _has_ended(self, walk: Walk, samples: Mapping[int, int]) -> bool:
         """Go on as far as samples are known; whether that was the end."""

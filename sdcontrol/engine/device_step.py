@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdcontrol.engine.coupled import CoupledVerifier
-from sdcontrol.engine.packing import upload
+from sdcontrol.engine.packing import on_its_way, upload
 from sdcontrol.engine.sampling import check_sample, process_runs
 from sdcontrol.engine.synthetic import SyntheticVerifier
 from sdcontrol.engine.verify import Verdict, Verifier, VerifyTask
@@ -93,25 +93,8 @@ def verify_on_device(
         num_nodes=num_nodes,
         verdicts=verdicts,
     )
-    read = _on_its_way(verdicts)
-    return Asked(lambda: [_verdict(row) for row in read()], verdicts[:, 1])
-
-
-def _on_its_way(values: Tensor) -> Callable[[], list[list[int]]]:
-    """Begin the copy to the host; what comes back waits for that, not for what is asked for later."""
-    if values.device.type != "cuda":
-        return values.tolist
-    there = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
-    there.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record(torch.cuda.current_stream(values.device))
-
-    def read() -> list[list[int]]:
-        arrived.synchronize()
-        rows: list[list[int]] = there.tolist()
-        return rows
-
-    return read
+    rows = on_its_way(verdicts)
+    return Asked(lambda: [_verdict(row) for row in rows().tolist()], verdicts[:, 1])
 
 
 def _num_nodes(task: VerifyTask) -> int:

@@ -1,4 +1,4 @@
-"""A step between its launch and its verdicts, and whether the next may be launched before those.
+"""A step between its launch and its verdicts, and what the next one takes from it.
 
 Knows batches, plans and drafts; nothing of models, verifiers or how a step is made.
 """
@@ -18,11 +18,7 @@ from sdcontrol.engine.request import Request
 from sdcontrol.engine.shadows import ShadowDrafts
 from sdcontrol.engine.verify import Verdict, VerifyTask
 
-__all__ = ["Flight", "Outlook"]
-
-_LIKELY = 0.05  # that drafts are planned, from which on it is better to wait for the tokens
-_UNKNOWN = 0.125
-_RATE = 0.125
+__all__ = ["Flight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +71,3 @@ class Flight:
         view = replace(self.view, requests=tuple([self.view.requests[row] for row in rows]))
         plan, drafts = Plan.off(view, self.plan.reason), Drafts.none(len(rows))
         return replace(self, view=view, plan=plan, drafts=drafts, rows=rows) if rows else None
-
-
-class Outlook:
-    """How often drafts were planned right after a step without: what is missed by not waiting."""
-
-    def __init__(self) -> None:
-        self._share = _UNKNOWN
-        self._was_off = False
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether the last step had no drafts, and the next is not likely to."""
-        return self._was_off and self._share < _LIKELY
-
-    def note(self, plan: Plan) -> None:
-        """Take note of a step's plan."""
-        if self._was_off:
-            self._share += _RATE * ((not plan.is_off) - self._share)
-        self._was_off = plan.is_off

@@ -24,7 +24,7 @@ from sdcontrol.engine.backends import device_scope
 from sdcontrol.engine.batch import Batch
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.build import DrafterSpec
-from sdcontrol.engine.flight import Flight, Outlook
+from sdcontrol.engine.flight import Flight
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.steps import EngineSteps
 from sdcontrol.engine.verify import Asked, Verifier
@@ -63,7 +63,6 @@ class Engine(EngineSteps):
         overlap = self.config.overlap
         self._overlaps = self.runner.device.type == "cuda" if overlap is None else overlap
         self._flight: Flight | None = None  # launched before it was asked for
-        self._outlook = Outlook()
 
     def run(self) -> dict[str, Request]:
         """Step until nothing is left to do; the finished requests by id."""
@@ -147,7 +146,6 @@ class Engine(EngineSteps):
         self._take_inbox()
         batch = Batch(self._next_batch(), self._intake.live)
         view, plan = self._plan(batch, step, clock)
-        self._outlook.note(plan)
         flight = self._take_off(batch, view, plan, clock)
         shadows = self._shadows(batch, plan)
         clock.lap("meanwhile")
@@ -167,10 +165,9 @@ class Engine(EngineSteps):
         try:
             view, plan = self._plan(batch, flight.view.step + 1, clock)
             if plan.is_off:
-                self._outlook.note(plan)
                 ids = flight.next_ids(asked.tokens, batch.requests)
                 ahead = self._take_off(batch, view, plan, clock, ids)
-                self.stats.launched_ahead += 1
+                self._tally.count_ahead()
         finally:
             if ahead is None:
                 self.scheduler.step_back(batch.unknown)
@@ -180,6 +177,4 @@ class Engine(EngineSteps):
         """Whether the next step is all but sure to be like `flight`: nobody comes, prefills or drafts."""
         if not (flight.plan.is_off and self.planner.plans_ahead) or self._intake.has_news:
             return False
-        if len(flight.batch.pieces) > len(flight.batch.decoding):
-            return False
-        return self.planner.never_drafts or self._outlook.is_quiet
+        return len(flight.batch.pieces) == len(flight.batch.decoding)

@@ -144,6 +144,10 @@ class Tally:
         if len(self._waiting) >= _MOST_WAITING:
             self._add_up()
 
+    def count_ahead(self) -> None:
+        """Count a launch before the tokens of the step before were known."""
+        self._stats.launched_ahead += 1
+
     @property
     def steps(self) -> int:
         """How many were counted."""

@@ -125,7 +125,10 @@ def own_rates(task: VerifyTask) -> tuple[float, float]:
 def test_verdicts_on_the_device_are_the_verifiers(verifier: CoupledVerifier, seed: int) -> None:
     logits, tasks = random_step(seed)
     expected = verifier.verify(logits, tasks)
-    assert verify_of(verifier, has_kernels=True)(logits.to(DEVICE), tasks) == expected
+    asked = verify_of(verifier, has_kernels=True)(logits.to(DEVICE), tasks)
+    assert asked.read() == expected
+    assert asked.tokens is not None
+    assert asked.tokens.tolist() == [verdict.next_token for verdict in expected]
 
 
 def test_rules_and_requests_that_no_kernel_knows_are_verified_as_before() -> None:
@@ -134,10 +137,15 @@ def test_rules_and_requests_that_no_kernel_knows_are_verified_as_before() -> Non
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     for verifier in (CoupledVerifier(), SyntheticVerifier(0.5)):
         verify = verify_of(verifier, has_kernels=True)
-        assert verify(logits, [task]) == verifier.verify(logits, [task])
+        asked = verify(logits, [task])
+        assert asked.tokens is None
+        assert asked.read() == verifier.verify(logits, [task])
 
     class Own(SyntheticVerifier):
         """Whoever changes the rule keeps it."""
 
+    plain = task._replace(sampler=RowSampler())
     for other in (RejectionVerifier(), Own(0.5)):
-        assert verify_of(other, has_kernels=True) == other.verify
+        asked = verify_of(other, has_kernels=True)(logits, [plain])
+        assert asked.tokens is None
+        assert asked.read() == other.verify(logits, [plain])

@@ -1,0 +1,31 @@
+"""Whether drafts are to be expected in the next step, from the plans so far.
+
+Knows plans only. A fold over observations: a replay knows as much.
+"""
+
+from sdcontrol.core import Plan
+
+__all__ = ["Outlook"]
+
+_LIKELY = 0.05  # that drafts are planned, from which on it is better to wait for the tokens
+_UNKNOWN = 0.125
+_RATE = 0.125
+
+
+class Outlook:
+    """How often drafts were planned right after a step without: what is missed by not waiting."""
+
+    def __init__(self) -> None:
+        self._share = _UNKNOWN
+        self._was_off = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the last step had no drafts, and the next is not likely to."""
+        return self._was_off and self._share < _LIKELY
+
+    def note(self, plan: Plan) -> None:
+        """Take note of a step's plan."""
+        if self._was_off:
+            self._share += _RATE * ((not plan.is_off) - self._share)
+        self._was_off = plan.is_off
