@@ -17,10 +17,11 @@ from sdcontrol.core import Planner
 from sdcontrol.engine.buckets import size_edges
 from sdcontrol.engine.clock import StepClock, marks_of
 from sdcontrol.engine.config import EngineConfig, free_bytes_of
+from sdcontrol.engine.copies import on_its_way
 from sdcontrol.engine.graph_recorder import CudaRecorder, recording_errors
 from sdcontrol.engine.graphs import uncapturable
 from sdcontrol.engine.loop import Engine
-from sdcontrol.engine.packing import PageTable, Segment, on_its_way
+from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.profiling import _seconds, measure_ceilings
 from sdcontrol.engine.sampling import Row, RowSampler, process_rows, sample_rows
 from sdcontrol.engine.walk import take_rows

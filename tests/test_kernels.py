@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from sdcontrol.engine.buckets import Bucket
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.kernels import tables as tables_module
 from sdcontrol.engine.kernels.splits import MOST_PART_ROWS, SplitPlan
 from sdcontrol.engine.kernels.tables import (
@@ -29,7 +30,7 @@ from sdcontrol.engine.kernels.tables import (
     segment_tables,
 )
 from sdcontrol.engine.kv_cache import LayerShape
-from sdcontrol.engine.packing import PageTable, Segment, upload
+from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent

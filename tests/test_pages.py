@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sdcontrol.engine import packing
+from sdcontrol.engine import copies
 from sdcontrol.engine.batch import Moves
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.host import DraftHost
@@ -90,7 +90,7 @@ def test_an_accepted_path_moves_with_its_queries_and_nobody_waits_for_the_device
 
     def upload(values: IntArray, device: torch.device) -> Tensor:
         before = len(waits.seen)
-        sent = packing.upload(values, device)
+        sent = copies.upload(values, device)
         del waits.seen[before:]
         return sent
 

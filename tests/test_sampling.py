@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Logits
 from transformers.generation import logits_process as hf
 
 from sdcontrol.engine import gumbel_max, sampling, walk
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.generation import decoding_of
 from sdcontrol.engine.gumbel_max import INVALID, dense_gumbel_argmax, gumbel_argmax
 from sdcontrol.engine.noise import (
@@ -30,7 +31,6 @@ from sdcontrol.engine.noise import (
     uniform,
     upper_bits,
 )
-from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import (
     Row,
     RowSampler,

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from sdcontrol.engine.packing import IntArray, Segment, pack, upload
+from sdcontrol.engine.copies import upload
+from sdcontrol.engine.packing import IntArray, Segment, pack
 from sdcontrol.engine.runner import Graphs, ModelRunner
 from sdcontrol.engine.static_inputs import Captured
 from sdcontrol.engine.walk import take_rows

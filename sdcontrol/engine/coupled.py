@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from sdcontrol.engine.copies import on_its_way
 from sdcontrol.engine.gumbel_max import greedy_argmax
-from sdcontrol.engine.packing import on_its_way
 from sdcontrol.engine.sampling import Row, check_sample, process_rows, sample_rows
 from sdcontrol.engine.walk import Asked, Verdict, VerifyTask, Walk, take_rows
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdcontrol.engine.copies import on_its_way, upload
 from sdcontrol.engine.coupled import CoupledVerifier
-from sdcontrol.engine.packing import on_its_way, upload
 from sdcontrol.engine.sampling import check_sample, process_runs
 from sdcontrol.engine.synthetic import SyntheticVerifier
 from sdcontrol.engine.verify import Verdict, Verifier, VerifyTask

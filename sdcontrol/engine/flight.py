@@ -12,8 +12,8 @@ from torch import Tensor
 from sdcontrol.core import BatchView, Plan
 from sdcontrol.engine.batch import Batch
 from sdcontrol.engine.clock import StepClock
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.drafting import Drafts
-from sdcontrol.engine.packing import upload
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.shadows import ShadowDrafts
 from sdcontrol.engine.verify import Verdict, VerifyTask

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.noise import gumbel_of_keys, row_keys, token_counters, upper_bits
-from sdcontrol.engine.packing import upload
 
 __all__ = ["INVALID", "dense_gumbel_argmax", "greedy_argmax", "gumbel_argmax"]
 

@@ -9,7 +9,7 @@ reads. Knows nothing of models, drafters or the scheduler.
     a query at slot s of its request sees key indices 0 .. limit, limit = s - shift
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.cutting import cut_by_length
 from sdcontrol.engine.drafters.base import ROOT
 
@@ -27,9 +28,7 @@ __all__ = [
     "PageTable",
     "Part",
     "Segment",
-    "on_its_way",
     "pack",
-    "upload",
 ]
 
 IntArray = NDArray[np.int64]
@@ -186,30 +185,6 @@ def pack(
         groups=groups,
         order=order,
     )
-
-
-def upload(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The values on `device`; without waiting for what that was asked to do before."""
-    tensor = torch.from_numpy(values)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def on_its_way(values: Tensor) -> Callable[[], Tensor]:
-    """Begin the copy to the host. What comes back waits for that alone, not for what is asked of the device later."""
-    if values.device.type != "cuda":
-        return lambda: values
-    there = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
-    there.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record(torch.cuda.current_stream(values.device))
-
-    def read() -> Tensor:
-        arrived.synchronize()
-        return there
-
-    return read
 
 
 def _num_keys(segment: Segment) -> int:

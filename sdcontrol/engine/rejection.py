@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.coupled import CoupledVerifier
 from sdcontrol.engine.gumbel_max import gumbel_argmax
 from sdcontrol.engine.noise import ACCEPT, RESIDUAL, TARGET, uniform
-from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import check_sample, process_rows
 from sdcontrol.engine.walk import Verdict, VerifyTask, Walk, take_rows
 from sdcontrol.errors import ConfigError

@@ -25,8 +25,9 @@ from sdcontrol.engine.attention import (
     probing,
 )
 from sdcontrol.engine.backends import BackendName, TritonKVCache, backend_of, cache_class_of
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
-from sdcontrol.engine.packing import PackedBatch, Segment, pack, upload
+from sdcontrol.engine.packing import PackedBatch, Segment, pack
 from sdcontrol.engine.static_inputs import Captured
 from sdcontrol.errors import ConfigError, UnsupportedModel
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.gumbel_max import INVALID, greedy_argmax, gumbel_argmax
 from sdcontrol.engine.noise import DRAFT, TARGET, as_int64, derive_seed
-from sdcontrol.engine.packing import upload
 from sdcontrol.engine.processors import (
     Processor,
     check_processors,

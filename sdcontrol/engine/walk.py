@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.drafters.base import ROOT, Draft
-from sdcontrol.engine.packing import upload
 from sdcontrol.engine.sampling import Row, RowSampler
 
 __all__ = ["Asked", "Verdict", "VerifyTask", "Walk", "depths_of", "take_rows"]

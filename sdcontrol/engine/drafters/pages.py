@@ -19,8 +19,9 @@ from torch import Tensor
 
 from sdcontrol.engine.backends import PageBounds, page_bounds_of
 from sdcontrol.engine.batch import Moves, Piece
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.drafters.host import DraftHost
-from sdcontrol.engine.packing import IntArray, upload
+from sdcontrol.engine.packing import IntArray
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError
 

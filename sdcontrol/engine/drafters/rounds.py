@@ -17,8 +17,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sdcontrol.engine.chained_forwards import ChainedForwards
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.drafters.base import Draft, DraftInFull, DraftTask, KeepDrafting
-from sdcontrol.engine.packing import IntArray, Segment, upload
+from sdcontrol.engine.packing import IntArray, Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.sampling import Row, RowSampler, check_sample, draft_sample, sample_rows

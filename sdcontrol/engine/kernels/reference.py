@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.kernels.masks import attention_mask, needs_company
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import (
@@ -17,7 +18,6 @@ from sdcontrol.engine.packing import (
     AttentionGroup,
     IntArray,
     PackedBatch,
-    upload,
 )
 
 __all__ = ["TorchAttention"]

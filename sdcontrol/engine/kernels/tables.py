@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.kernels.splits import MIN_SPLIT_KEYS, SplitPlan
-from sdcontrol.engine.packing import Segment, ancestors, upload
+from sdcontrol.engine.packing import Segment, ancestors
 from sdcontrol.errors import ConfigError
 
 __all__ = [
