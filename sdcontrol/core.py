@@ -188,8 +188,8 @@ def _refuse(request: RequestView, choice: Choice) -> None:
 class Cost(Protocol):
     """What a step costs, in seconds. Every argument may be a number or an array; they broadcast.
 
-    Two methods are optional, and their costs nothing without them: `catch_up_seconds(family, num_tokens)` of a
-    lagging drafter cache, and `padding_seconds(kv_tokens)` of a token more of the longest draft of a forward.
+    Optional are `catch_up_seconds(family, num_tokens)` of a lagging drafter cache, `padding_seconds(kv_tokens)`
+    of a token more of a forward's longest draft, and `overheads()` of steps without drafts and with them.
     """
 
     def verify_seconds(

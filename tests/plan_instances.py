@@ -24,6 +24,7 @@ from sdcontrol.estimators.price import (
     catch_up_tokens,
     even_draft,
     expected_gain,
+    overheads_of,
     padding_seconds,
     round_kv_tokens,
     step_seconds,
@@ -197,7 +198,9 @@ def all_plans(view: BatchView, belief: Belief) -> tuple[FloatArray, FloatArray]:
     batch, cost = len(view.requests), belief.cost
     kv_tokens = float(sum(request.context_tokens for request in view.requests))
     num_tokens = batch + view.prefill_tokens + drafted
-    seconds = cost.verify_seconds(num_tokens, kv_tokens, batch) + cost.overhead_seconds()
+    beside = overheads_of(cost)
+    seconds = cost.verify_seconds(num_tokens, kv_tokens, batch)
+    seconds = seconds + np.where(drafted > 0, beside.drafting, beside.plain)
     longer = tokens.max(axis=0) - even_draft(num_tokens, batch)
     seconds = seconds + longer * padding_seconds(cost, kv_tokens)
     seconds = seconds + lags.sum(axis=0)

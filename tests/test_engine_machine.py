@@ -65,7 +65,6 @@ class Job:
     said: list[int] = field(default_factory=list)
     end: str | None = None
     cancelled: bool = False
-    steps: int = 0  # since it was submitted
 
     @property
     def progress(self) -> int:
@@ -77,7 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     planner_of: ClassVar[Callable[[int], RandomPlanner]] = RandomPlanner
     config = CONFIG
-    is_late = False  # the step after a submission may have been launched before it
+    is_late = False  # a step may have been launched before what was said last
 
     @initialize(seed=st.integers(0, 99))
     def open(self, seed: int) -> None:
@@ -89,6 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
             config=self.config,
         )
         self.jobs: dict[str, Job] = {}
+        self.has_news = False
 
     @rule(
         index=st.integers(0, len(LENGTHS) - 1),
@@ -104,6 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
             speculation=may_draft,
             eos_token_id=[*ENDS] if may_end else None,
         )
+        self.has_news = True
         self.jobs[name] = Job(live_requests(self.engine)[name], index, new, ENDS if may_end else ())
 
     @rule(count=st.integers(1, 5))
@@ -117,6 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
         if names:
             name = names[number % len(names)]
             was_live = self.jobs[name].end is None
+            self.has_news = True
             assert self.engine.cancel(name) == was_live
             self.jobs[name].cancelled |= was_live
 
@@ -143,17 +145,15 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         waiting = [job for job in self.jobs.values() if job.end is None and not job.cancelled]
-        waiting = [job for job in waiting if job.steps >= self.is_late]
         before = waiting[0].progress if waiting else 0
-        for job in self.jobs.values():
-            job.steps += 1
         self.engine.step()
         for event in self.engine.take_events():
             job = self.jobs[event.request_id]
             assert job.end is None, "something was said after the end"
             job.said.extend(event.tokens)
             job.end = event.finish_reason
-        if waiting:
+        has_news, self.has_news = self.has_news, False
+        if waiting and not (has_news and self.is_late):
             oldest = waiting[0]
             assert oldest.end is not None or oldest.progress > before, "the oldest one starves"
 

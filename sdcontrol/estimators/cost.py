@@ -6,10 +6,8 @@ compared with every step.
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +24,7 @@ from sdcontrol.estimators.loads import (
     measured_loads,
     verify_load,
 )
+from sdcontrol.estimators.overhead import LearntOverhead, Overheads
 from sdcontrol.estimators.price import StepTerms
 from sdcontrol.estimators.regime import Regime
 from sdcontrol.estimators.rounds import LearntRounds, RoundPrice
@@ -40,7 +39,6 @@ _UNSEEN_SECONDS = 1e-6  # what a clock too coarse to see it may have taken
 
 _DRIFT_RATE = 0.1
 _DRIFT_LIMIT = 0.2  # running log-ratio of measured to predicted that is called a drift
-_OVERHEAD_STEPS = 9  # whose median is what a step costs beside its forwards
 _LONG_CATCH_UP = 1024  # tokens; shorter ones are priced along the line from 1 token to here
 
 
@@ -74,8 +72,7 @@ class OnlineCost:
         self.pad_to(token_edges)
         self._rounds: dict[str, LearntRounds] = {}
         self._assumed = AssumedRounds(prior, self._forward)
-        self._overheads: deque[float] = deque(maxlen=_OVERHEAD_STEPS)
-        self._overhead: float | None = None  # their median
+        self._overhead = LearntOverhead()
         self.last_prediction: Prediction | None = None
         self._lines: dict[tuple[str, ...], FloatArray] = {}
         self._judged: _Judged | None = None
@@ -136,7 +133,13 @@ class OnlineCost:
 
         Of a typical step: what an arrival costs once is no reason to draft more in the next steps.
         """
-        return self._prior.overhead_seconds() if self._overhead is None else self._overhead
+        typical = self._overhead.typical
+        return self._prior.overhead_seconds() if typical is None else typical
+
+    def overheads(self) -> Overheads:
+        """See `price.overheads_of`."""
+        typical = self.overhead_seconds()
+        return self._overhead.by_kind or Overheads(typical, typical)
 
     def step_table(
         self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
@@ -150,7 +153,7 @@ class OnlineCost:
         forward = self._forward
         pricing = forward.pricing(kv_tokens, num_requests)
         padding, lines = forward.padding_seconds(kv_tokens), self.lines(families)
-        return StepTerms(pricing, forward.edges, self.overhead_seconds(), padding, lines)
+        return StepTerms(pricing, forward.edges, self.overheads(), padding, lines)
 
     def padding_seconds(self, kv_tokens: float) -> float:
         """See `price.TabledCost`."""
@@ -214,7 +217,8 @@ class OnlineCost:
 
     def _beside(self, drafts: dict[str, DraftLoad]) -> float:
         """What is expected of a step beside its forward."""
-        seconds = self.overhead_seconds()
+        plain, drafting = self.overheads()
+        seconds = drafting if drafts else plain
         for family, draft in drafts.items():
             seconds += self._round_price(family).seconds_of(draft)
             seconds += self.catch_up_seconds(family, draft.catch_up_tokens)
@@ -251,8 +255,8 @@ class OnlineCost:
         timing = observation.timing
         seconds = timing.overhead_seconds + timing.controller_seconds
         if is_plausible(seconds):
-            self._overheads.append(seconds)
-            self._overhead = median(self._overheads)
+            num_requests, drafts = len(observation.view.requests), any(observation.drafted)
+            self._overhead.update(seconds, timing.verify_seconds, num_requests, drafts=drafts)
 
     def _round_price(self, family: str) -> RoundPrice:
         rounds = self._rounds.get(family)

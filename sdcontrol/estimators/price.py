@@ -2,7 +2,7 @@
 
     step = verify(sum(1 + n_r) + prefill, sum(context_r), B) + padding(sum(context_r)) * max n_r
            + sum over families and rounds j of draft(family, #requests with n_r >= j, kv they read)
-           + catch-up + overhead
+           + catch-up + overhead, of a step with drafts or without
     gain = sum over requests of (1 + sum_{j < n_r} survival[d_r][r, j])
 
 `verify_seconds` of a cost is that of tokens spread evenly over the requests, padding included.
@@ -11,12 +11,13 @@ Knows nothing of how survival and cost are estimated, nor of how a plan is found
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
 from sdcontrol.core import BatchView, Cost, FloatArray, Plan, RequestView, family_of
+from sdcontrol.estimators.overhead import Overheads
 from sdcontrol.estimators.pricing import Pricing
 from sdcontrol.outcomes import DEPTH
 
@@ -32,6 +33,7 @@ __all__ = [
     "forward_seconds",
     "has_terms",
     "is_tabled",
+    "overheads_of",
     "padding_seconds",
     "round_kv_tokens",
     "sparse_budget",
@@ -44,7 +46,7 @@ class StepTerms(NamedTuple):
 
     pricing: Pricing  # see `forward.tabled`
     edges: FloatArray  # sizes that tokens are padded to
-    beside: float  # seconds beside the forward
+    beside: Overheads  # seconds beside forward and drafting
     padding: float  # see `TabledCost.padding_seconds`
     lines: FloatArray  # see `TabledCost.lines`
 
@@ -104,7 +106,16 @@ def step_seconds(view: BatchView, plan: Plan, cost: Cost) -> float:
         catch_up_seconds(cost, family, tokens)
         for family, tokens in catch_up_tokens(view, plan).items()
     )
-    return verify + drafting + catch_up + cost.overhead_seconds()
+    return verify + drafting + catch_up + overheads_of(cost)[not plan.is_off]
+
+
+def overheads_of(cost: Cost) -> Overheads:
+    """Of steps without drafts and with them; one for both where the cost does not tell them apart."""
+    overheads: Callable[[], Overheads] | None = getattr(cost, "overheads", None)
+    if overheads is not None:
+        return overheads()
+    seconds = cost.overhead_seconds()
+    return Overheads(seconds, seconds)
 
 
 def forward_seconds(

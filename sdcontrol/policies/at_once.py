@@ -68,7 +68,13 @@ def answer_at_once(
         (survival.terms, survival.correction, pace),
         (layout.rows, layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
-        (prices.beside, prices.padding, float(said.kv_tokens), view.free_kv_tokens, horizon_tokens),
+        (
+            *prices.beside,
+            prices.padding,
+            float(said.kv_tokens),
+            view.free_kv_tokens,
+            horizon_tokens,
+        ),
     )
     tokens, seconds, first, last = numbers
     if seconds < 0.0:  # something is not finite
@@ -95,7 +101,7 @@ def refine_at_once(
         (survival.terms, survival.confidence, pace),
         (rows_of(layout.arms, survival.arms), layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
-        (prices.beside, prices.padding, float(said.kv_tokens), view.free_kv_tokens),
+        (prices.beside.drafting, prices.padding, float(said.kv_tokens), view.free_kv_tokens),
     )
     return None if seconds < 0.0 else length.tolist()
 
@@ -116,19 +122,21 @@ def _believe(
     "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
     "Tuple((float64[::1], boolean[:,::1])), "
     f"Tuple(({TERMS}, {CORRECTION}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
-    "Tuple((float64, float64, float64, int64, int64)))"
+    "Tuple((float64, float64, float64, float64, int64, int64)))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
     believed: tuple[Terms, Correction, Pace],
     layout: tuple[IntArray, IntArray, IntArray],  # rows, budgets, family
     prices: _Prices,
-    numbers: tuple[float, float, float, int, int],  # beside, padding, KV, most drafts, horizon
+    numbers: tuple[float, float, float, float, int, int],
 ) -> tuple[IntArray, IntArray, tuple[float, float, float, float], int]:
     """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are."""
     (terms, correction, pace), (rows, _, family) = believed, layout
     kept, weights, coefficients, edges, lines = prices
-    beside, padding, kv_tokens, most_drafts, horizon = numbers
+    plain, drafting, padding, kv_tokens, most_drafts, horizon = (
+        numbers  # the first two are overheads
+    )
     (context, remaining, limit, match, confidence, lagging), offered = _believe(said, terms)
     correct(offered, (context, match, confidence), correction)
     survival = np.empty(offered.shape)
@@ -140,10 +148,11 @@ def _answer(
     rounds, catch_up = price(posed, by_line, lags, (rows, family), paid)
     gain, limits, reads, _, most_tokens = posed
     load = kv_tokens, float(len(context))
-    asked = edges, load[1], max(min(most_tokens, most_drafts), 0), beside
+    asked = edges, load[1], max(min(most_tokens, most_drafts), 0), drafting
     verify, grid = tabled(kept, weights, coefficients, load, asked)
+    verify[0] += plain - drafting
     drafted = np.zeros(len(rounds), np.int64)
-    one = read_off((kept[0], grid, edges), 1.0, 0, beside)
+    one = read_off((kept[0], grid, edges), 1.0, 0, plain)
     told = gain, limits, family, verify, rounds, reads, catch_up, drafted
     weighed = weigh(told, one[0], remaining, pace)
     problem = weighed, limits, family, verify, rounds, reads, catch_up, drafted

@@ -13,11 +13,13 @@ import numpy as np
 
 from sdcontrol.core import BatchView, Cost, FloatArray, Observation
 from sdcontrol.estimators.loads import draft_loads, is_plausible, verify_load
+from sdcontrol.estimators.overhead import Overheads
 from sdcontrol.estimators.price import (
     StepTerms,
     TermedCost,
     even_draft,
     has_terms,
+    overheads_of,
     padding_seconds,
 )
 from sdcontrol.estimators.pricing import PRIOR_ALONE, Pricing, tabled
@@ -180,6 +182,11 @@ class MixedCost:
         learned = self.speeds.learned.overhead * self.speeds.ratio(OVERHEAD)
         return self._mixed_number(self.online.overhead_seconds(), learned)
 
+    def overheads(self) -> Overheads:
+        """The same by kind, told apart as the online cost tells them."""
+        seconds, typical = self.overhead_seconds(), self.online.overhead_seconds()
+        return Overheads(*[seconds + kind - typical for kind in overheads_of(self.online)])
+
     def _mixed(self, phase: str, online: FloatArray, learned: FloatArray) -> FloatArray:
         ratio = self.speeds.ratio(phase)
         if self.is_alone:
@@ -209,7 +216,7 @@ class TermedMix(MixedCost):
         return StepTerms(
             pricing,
             online.edges,
-            self.overhead_seconds(),
+            self.overheads(),
             self.padding_seconds(kv_tokens),
             self._mixed_lines(online.lines, families),
         )
@@ -220,7 +227,7 @@ class TermedMix(MixedCost):
         """See `price.TabledCost`."""
         terms = self.terms(kv_tokens, num_requests, ())
         load = float(kv_tokens), float(num_requests)
-        asked = terms.edges, float(first_tokens), most_draft_tokens, terms.beside
+        asked = terms.edges, float(first_tokens), most_draft_tokens, self.overhead_seconds()
         table: FloatArray = tabled(*terms.pricing, load, asked)[0]
         return table
 

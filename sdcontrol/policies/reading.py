@@ -11,7 +11,13 @@ import numpy as np
 
 from sdcontrol.columns import NO_LIMIT, columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
-from sdcontrol.estimators.price import even_draft, is_tabled, padding_seconds, sparse_budget
+from sdcontrol.estimators.price import (
+    even_draft,
+    is_tabled,
+    overheads_of,
+    padding_seconds,
+    sparse_budget,
+)
 from sdcontrol.estimators.survival import Survival
 from sdcontrol.policies.posing import Posed, Prices, lags_of, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
@@ -71,6 +77,9 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     )
     gain, limit, reads, _, most_tokens = posed
     verify = _verify(view, cost, view.prefill_tokens, most_tokens)
+    plain, drafting = overheads_of(cost)
+    verify += drafting - cost.overhead_seconds()
+    verify[0] += plain - drafting
     drafted = np.zeros(len(rounds), dtype=np.int64)
     return Problem(
         layout.arms, gain, limit, layout.family, verify, rounds, reads, catch_up, drafted
@@ -109,7 +118,8 @@ def read_drafted(
     )
     gain, limit, reads, _, _ = posed
     done, seconds = spent(rounds, layout.family, arm, np.array(drafted, dtype=np.int64))
-    verify = _verify(view, belief.cost, view.prefill_tokens, int(planned.sum())) + seconds
+    verify = _verify(view, belief.cost, view.prefill_tokens, int(planned.sum()))
+    verify += seconds + overheads_of(belief.cost).drafting - belief.cost.overhead_seconds()
     return Problem(layout.arms, gain, limit, layout.family, verify, rounds, reads, catch_up, done)
 
 
@@ -121,10 +131,11 @@ def least_seconds(problem: Problem, view: BatchView, cost: Cost) -> float:
 
 def without_prefill(problem: Problem, view: BatchView, cost: Cost) -> Problem:
     """The same step without the prompt tokens beside it."""
-    verify = _verify(view, cost, 0, len(problem.verify) - 1)
-    difference = _verify(view, cost, view.prefill_tokens, 0)[0] - verify[0]
-    spent = max(float(problem.verify[0] - difference - verify[0]), 0.0)  # on drafting
-    return problem._replace(verify=verify + spent)
+    most = len(problem.verify) - 1
+    beside = problem.verify - _verify(
+        view, cost, view.prefill_tokens, most
+    )  # and of rounds that are made
+    return problem._replace(verify=_verify(view, cost, 0, most) + beside)
 
 
 def to_choices(arms: tuple[str, ...], lengths: int, answer: Answer) -> tuple[Choice, ...]:
