@@ -198,9 +198,8 @@ def all_plans(view: BatchView, belief: Belief) -> tuple[FloatArray, FloatArray]:
     batch, cost = len(view.requests), belief.cost
     kv_tokens = float(sum(request.context_tokens for request in view.requests))
     num_tokens = batch + view.prefill_tokens + drafted
-    beside = overheads_of(cost)
     seconds = cost.verify_seconds(num_tokens, kv_tokens, batch)
-    seconds = seconds + np.where(drafted > 0, beside.drafting, beside.plain)
+    seconds = seconds + np.where(drafted == 0, *overheads_of(cost))
     longer = tokens.max(axis=0) - even_draft(num_tokens, batch)
     seconds = seconds + longer * padding_seconds(cost, kv_tokens)
     seconds = seconds + lags.sum(axis=0)

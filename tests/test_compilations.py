@@ -138,7 +138,7 @@ def test_without_triton_and_with_one_that_says_nothing_nothing_is_counted(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(ModelRunner, "forward"), (CoupledVerifier, "verify"), (DraftHost, "move")]
+    ("owner", "name"), [(ModelRunner, "forward"), (CoupledVerifier, "ask"), (DraftHost, "move")]
 )
 def test_only_a_step_in_which_a_kernel_was_compiled_is_not_measured(
     model: PreTrainedModel,

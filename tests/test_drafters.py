@@ -315,10 +315,10 @@ def test_sparse_drafting_reads_its_budget_and_the_uncommitted_pages_only() -> No
     with Engine(target(), drafters=[RECENT], planner=planner, config=SMALL) as engine:
         forward = engine.runner.forward
 
-        def listening(segments: Sequence[object], queries: object = None) -> object:
+        def listening(segments: Sequence[object], *rest: object) -> object:
             if segments[0].table.shift:
                 keys_read.append(segments[0].start + 1 - segments[0].table.shift)
-            return forward(segments, queries)
+            return forward(segments, *rest)
 
         engine.runner.forward = listening
         submit_all(engine, [random_prompt(300, seed=2)], max_new_tokens=16)

@@ -82,7 +82,7 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
             Figure("floor", 1e3 * floor, "ms"),
             Figure.of("tokens per second", [turn.rate for turn in turns]),
         ),
-        {"graphs": decoder.graph_facts()},
+        {"graphs": decoder.graph_facts(), "steps_launched_ahead": arm.share_ahead},
     )
 
 

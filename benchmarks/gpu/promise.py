@@ -117,6 +117,7 @@ def _measure(bench: Bench, batch: int, context: int, mix: str) -> CellFigures:
         "capture_seconds_left_out": round(
             sum(turn.capture_seconds for each in turns.values() for turn in each), 2
         ),
+        "steps_launched_ahead": {name: arms[name].share_ahead for name in (OFF, ADAPTIVE)},
         "faults": sorted(set(arms[ADAPTIVE].stats.faults)),
         "graphs": decoder.graph_facts(),
     }

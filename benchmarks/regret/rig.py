@@ -43,6 +43,11 @@ class Arm:
         """Of all its steps."""
         return self.tally.stats
 
+    @property
+    def share_ahead(self) -> float:
+        """Of its steps, those that were launched before the last one's tokens were known."""
+        return round(self.stats.launched_ahead / max(self.stats.steps, 1), 3)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
