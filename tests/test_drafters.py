@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import cast
 
 import pytest
 import torch
@@ -20,8 +22,10 @@ from sdcontrol.engine.drafters.draft_model import DraftModelDrafter
 from sdcontrol.engine.drafters.example import PhraseDrafter
 from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.drafters.sparse_kv import SparseArm, SparseKVDrafter
+from sdcontrol.engine.drafting import Drafting
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import Segment
+from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError, DrafterFault, UnknownName
 from tests.engine_support import (
     VOCAB,
@@ -156,6 +160,22 @@ class CountsCommits(Copier):
         self.commits.pop(request.id, None)
 
 
+class TellsMany(Copier):
+    """Knows of many what it says of none."""
+
+    def offers(self, requests: Sequence[DraftRequest]) -> list[dict[str, Hint | None]]:
+        return [{self.name: Hint(max_draft_tokens=len(requests))} for _ in requests]
+
+
+class CommitsMany(CountsCommits):
+    def commit(self, request: DraftRequest, num_new_tokens: int) -> None:
+        self.commits[request.id] = len(request.tokens)
+
+    def commit_all(self, committed: Sequence[tuple[DraftRequest, int]]) -> None:
+        """Forgets the last one."""
+        super().commit_all(committed[:-1])
+
+
 class Scribbler(Copier):
     def draft(self, task: DraftTask) -> Draft:
         task.request.tokens.append(0)
@@ -194,6 +214,7 @@ CULPRITS: dict[Callable[[MakeDrafter, int], None], type[Drafter]] = {
     checks.check_texts_do_not_meet: Gossip,
     checks.check_less_is_a_prefix: Fickle,
     checks.check_commits_add_up: CountsCommits,
+    checks.check_many_are_as_one: TellsMany,
     checks.check_requests_are_left_alone: Scribbler,
     checks.check_preemption_changes_nothing: LosesText,
     checks.check_finished_requests_are_forgotten: Hoarder,
@@ -215,6 +236,7 @@ def test_every_check_finds_its_culprit(check: Callable[[MakeDrafter, int], None]
     [
         (checks.check_drafts_are_possible, OutsideVocabulary),
         (checks.check_less_is_a_prefix, StopSensitive),
+        (checks.check_many_are_as_one, CommitsMany),
     ],
 )
 def test_checks_find_other_culprits(
@@ -468,6 +490,7 @@ CRIMES: dict[str, Callable[[DraftTask], object]] = {
     "distribution is no number": lambda task: Draft.chain(
         [1], (), torch.full((1, VOCAB), math.nan)
     ),
+    "two drafts in one": lambda task: ((1,), (-1,), (), None),
     "no draft at all": lambda task: None,
     "another type": lambda task: [1, 2, 3],
 }
@@ -524,6 +547,11 @@ class Meddler(Copier):
         Meddler("hint", "lots"),
         Meddler("hint", Hint(confidence=math.nan)),
         Meddler("hint", Hint(max_draft_tokens=-1)),
+        Meddler("offers"),
+        Meddler("offers", []),
+        Meddler("offers", 7),
+        Meddler("offers", [{"ngram": None}] * 3),
+        Meddler("commit_all"),
         Meddler("propose", []),
         Meddler("propose", 7),
     ],
@@ -562,6 +590,56 @@ def test_requests_that_opted_out_of_scored_pages_come_and_go() -> None:
             engine.submit(prompt, max_new_tokens=4, do_sample=False, speculation=False)
         assert len(run_checked(engine)) == len(prompts)
     assert planner.totals() == (0, 0)
+
+
+@dataclass
+class Member:
+    """A request that may use some families."""
+
+    id: str
+    tokens: list[int]
+    families: frozenset[str]
+
+    def may_draft(self, family: str) -> bool:
+        return family in self.families
+
+
+class Silent(Copier):
+    """Has nothing to say beforehand, and hears what was committed."""
+
+    name = "silent"
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+    def commit(self, request: DraftRequest, num_new_tokens: int) -> None:
+        self.heard.append((request.id, num_new_tokens))
+
+
+def test_each_drafter_is_told_of_the_requests_that_may_use_it() -> None:
+    silent, ngram = Silent(), NgramDrafter()
+    drafting = Drafting([silent, ngram], vocab_size=VOCAB, allow_trees=True, max_draft_tokens=4)
+    families = [("silent",), ("silent", "ngram"), (), ("ngram",)]
+    requests = [
+        cast(Request, Member(str(number), [1, 2, 1], frozenset(names)))
+        for number, names in enumerate(families)
+    ]
+    for request in requests:
+        drafting.start(request)
+        request.tokens.append(2)
+    drafting.commit([(request, 1) for request in requests])
+    assert silent.heard == [("0", 1), ("1", 1)]
+    hint = ngram.hint(requests[1], "ngram")
+    assert hint.match_tokens == 2
+    offers = drafting.offers(requests)
+    assert [arms for arms, _ in offers] == families
+    assert [known for _, known in offers] == [{}, {"ngram": hint}, {}, {"ngram": hint}]
+    drafting._quarantine("ngram", RuntimeError("enough"))
+    assert [arms for arms, _ in drafting.offers(requests)] == [("silent",), ("silent",), (), ()]
+    drafting.is_idle = True
+    drafting.commit([(request, 1) for request in requests])
+    assert len(silent.heard) == 2
+    assert drafting.offers(requests) == [((), {})] * 4
 
 
 def test_no_draft_is_longer_than_the_engine_allows() -> None:

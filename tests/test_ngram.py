@@ -358,11 +358,11 @@ def test_more_tokens_than_can_be_numbered_are_refused(monkeypatch: pytest.Monkey
         NgramIndex(4, [7] * 51)
 
 
-def test_hints_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "_MOST_HINTS", 3)
+def test_matches_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "_MOST_MATCHES", 3)
     drafter, _ = started([])
     assert len(told(drafter, noisy_text())) > 200
-    assert len(drafter._hints) <= 3
+    assert len(drafter._matches) <= 3
 
 
 def test_requests_do_not_see_each_other() -> None:

@@ -8,10 +8,12 @@ Knows requests, drafts and verdicts; nothing of policies, models or time.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
-from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.core import BatchView, Choice, Observation, Plan, RequestView, Timing
 from sdcontrol.engine.drafters.base import Draft
-from sdcontrol.engine.drafting import NO_DRAFT, Drafting, Drafts
+from sdcontrol.engine.drafters.vetting import Offer
+from sdcontrol.engine.drafting import NO_DRAFT, NO_OFFER, Drafting, Drafts
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.verify import Verdict, VerifyTask
@@ -84,9 +86,13 @@ class Batch:
 
     def view(self, step: int, free_kv_tokens: int, drafting: Drafting | None) -> BatchView:
         """What a planner sees. Without `drafting` nobody may draft."""
+        requests, late = self.requests, self._num_unknown
+        may_draft = [drafting is not None and r.remaining_tokens - late > 1 for r in requests]
+        offers = iter(drafting.offers([*compress(requests, may_draft)]) if drafting else ())
+        rows = zip(requests, may_draft, strict=True)
         return BatchView(
             step=step,
-            requests=tuple([_view(p.request, self._num_unknown, drafting) for p in self.decoding]),
+            requests=tuple([_view(r, late, next(offers) if may else NO_OFFER) for r, may in rows]),
             free_kv_tokens=free_kv_tokens,
             prefill_tokens=self.prefill_tokens,
             others_wait=self.others_wait,
@@ -188,12 +194,8 @@ def _accept(piece: Piece, verdict: Verdict, output: list[int], moves: Moves) -> 
         request.stats.count(arm, proposed=len(draft.tokens), accepted=len(path))
 
 
-def _view(request: Request, num_unknown: int, drafting: Drafting | None) -> RequestView:
+def _view(request: Request, num_unknown: int, offer: Offer) -> RequestView:
     context = len(request.tokens) + num_unknown
     generated = context - request.prompt_tokens
     remaining = request.rules.max_new_tokens - generated
-    arms: tuple[str, ...] = ()
-    hints: Mapping[str, Hint] = {}
-    if drafting is not None and remaining > 1:
-        arms, hints = drafting.offers(request)
-    return RequestView(request.id, context, generated, remaining, request.temperature, arms, hints)
+    return RequestView(request.id, context, generated, remaining, request.temperature, *offer)

@@ -6,9 +6,9 @@ nonsense is quarantined: its family is offered no more, the step goes on without
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from sdcontrol.core import BatchView, Choice, Confidence, Hint, Plan, family_of
+from sdcontrol.core import BatchView, Confidence, Plan, family_of
 from sdcontrol.engine.drafters.base import (
     Draft,
     Drafter,
@@ -16,10 +16,10 @@ from sdcontrol.engine.drafters.base import (
     DraftTask,
     KeepDrafting,
 )
-from sdcontrol.engine.drafters.vetting import check_distributions, check_draft, check_offer
+from sdcontrol.engine.drafters.vetting import Offer, check_drafts, checked_offers
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.shadows import ShadowDrafts
-from sdcontrol.errors import ConfigError, DrafterFault
+from sdcontrol.errors import ConfigError
 from sdcontrol.logs import EventLog
 
 __all__ = ["Drafting", "Drafts"]
@@ -28,10 +28,10 @@ log = EventLog(__name__)
 
 Refine = Callable[[BatchView, Plan, Confidence], Plan]
 NO_DRAFT = Draft()
+NO_OFFER: Offer = ((), {})
 
 
-@dataclass(frozen=True, slots=True)
-class Drafts:
+class Drafts(NamedTuple):
     """What came of drafting. Rows follow the view."""
 
     drafts: tuple[Draft, ...]  # as submitted to verification
@@ -93,9 +93,15 @@ class Drafting:
         """A request begins."""
         self._tell_all(request, lambda drafter: drafter.start(request))
 
-    def commit(self, request: Request, num_new_tokens: int) -> None:
-        """A request has new tokens."""
-        self._tell_all(request, lambda drafter: drafter.commit(request, num_new_tokens))
+    def commit(self, committed: Sequence[tuple[Request, int]]) -> None:
+        """Requests have new tokens, so many each."""
+        for family, drafter in self._in_use():
+            told = [one for one in committed if one[0].may_draft(family)]
+            try:
+                if told:
+                    drafter.commit_all(told)
+            except Exception as error:
+                self._quarantine(family, error)
 
     def lose_cache(self, request: Request) -> None:
         """A request was preempted."""
@@ -105,19 +111,20 @@ class Drafting:
         """A request ended."""
         self._tell_all(request, lambda drafter: drafter.finish(request))
 
-    def offers(self, request: Request) -> tuple[tuple[str, ...], dict[str, Hint]]:
-        """The arms that a request may use now, and what their drafters know beforehand."""
-        arms: list[str] = []
-        hints: dict[str, Hint] = {}
-        for family, drafter in self._told(request):
+    def offers(self, requests: Sequence[Request]) -> list[Offer]:
+        """By request, the arms that it may use now, and what their drafters know beforehand."""
+        offers = [NO_OFFER] * len(requests)
+        for family, drafter in self._in_use():
+            rows = [row for row, request in enumerate(requests) if request.may_draft(family)]
             try:
-                offered, known = _offer(drafter, request)
+                own = checked_offers(drafter, [requests[row] for row in rows]) if rows else []
             except Exception as error:
                 self._quarantine(family, error)
                 continue
-            arms += offered
-            hints |= known
-        return tuple(arms), hints
+            for row, offer in zip(rows, own, strict=True):
+                before = offers[row]
+                offers[row] = offer if before is NO_OFFER else _joined(before, offer)
+        return offers
 
     def propose(
         self,
@@ -140,7 +147,7 @@ class Drafting:
         for family, rows in _rows_by_family(plan).items():
             started = self._clock()
             drafter = self._drafters[family]
-            tasks = [self._task(requests[row], plan.choices[row]) for row in rows]
+            tasks = self._tasks(rows, requests, plan)
             keep = session.keeper(rows) if refine and between_rounds else DraftInFull(tasks)
             try:
                 session.take(rows, self._checked(drafter, tasks, keep))
@@ -190,32 +197,32 @@ class Drafting:
         keep: KeepDrafting,
     ) -> Sequence[Draft]:
         drafts = drafter.propose(tasks, keep)
-        if len(drafts) != len(tasks):
-            raise DrafterFault(f"{len(drafts)} drafts for {len(tasks)} tasks; return one per task")
-        for task, draft in zip(tasks, drafts, strict=True):
-            check_draft(draft, task, vocab_size=self._vocab_size, allow_trees=self._allow_trees)
-        laws = (draft.distribution for draft in drafts)
-        check_distributions([law for law in laws if law is not None])
+        check_drafts(drafts, tasks, vocab_size=self._vocab_size, allow_trees=self._allow_trees)
         return drafts
 
-    def _told(self, request: Request) -> list[tuple[str, Drafter]]:
-        """The drafters that are told of a request, by family."""
+    def _in_use(self) -> list[tuple[str, Drafter]]:
+        """The drafters that are told of requests, by family."""
         if self.is_idle:
             return []
-        out, may_draft = self.quarantined, request.may_draft
-        return [(f, d) for f, d in self._drafters.items() if f not in out and may_draft(f)]
+        return [(f, d) for f, d in self._drafters.items() if f not in self.quarantined]
 
     def _tell_all(self, request: Request, tell: Callable[[Drafter], None]) -> None:
-        for family, drafter in self._told(request):
+        for family, drafter in self._in_use():
             try:
-                tell(drafter)
+                if request.may_draft(family):
+                    tell(drafter)
             except Exception as error:
                 self._quarantine(family, error)
 
-    def _task(self, request: Request, choice: Choice) -> DraftTask:
-        assert choice.drafter is not None
-        most = min(choice.num_draft_tokens, self._max_draft_tokens)
-        return DraftTask(request, choice.drafter, most)
+    def _tasks(
+        self, rows: Sequence[int], requests: Sequence[Request], plan: Plan
+    ) -> list[DraftTask]:
+        most, choices, tasks = self._max_draft_tokens, plan.choices, []
+        for row in rows:
+            arm, length = choices[row].drafter, choices[row].num_draft_tokens
+            assert arm is not None
+            tasks.append(DraftTask(requests[row], arm, length if length < most else most))
+        return tasks
 
     def _quarantine(self, family: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
@@ -224,15 +231,8 @@ class Drafting:
         self._faults.append(f"drafter {family} quarantined: {reason}")
 
 
-def _offer(drafter: Drafter, request: Request) -> tuple[tuple[str, ...], dict[str, Hint]]:
-    """The arms that a drafter offers now, with what it knows; raises `DrafterFault`."""
-    arms, hints = drafter.arms_for(request), dict[str, Hint]()
-    for arm in arms:
-        hint = drafter.hint(request, arm)
-        check_offer(drafter, arm, hint)
-        if hint is not None:
-            hints[arm] = hint
-    return arms, hints
+def _joined(one: Offer, other: Offer) -> Offer:
+    return one[0] + other[0], {**one[1], **other[1]}
 
 
 def _may_draft(drafter: Drafter, request: Request) -> bool:
@@ -269,13 +269,13 @@ class _Session:
         self.take(rows, [NO_DRAFT] * len(rows))
 
     def close(self, seconds: dict[str, float], *, may_shorten: bool) -> Drafts:
-        drafted = tuple(len(draft.tokens) for draft in self._drafts)
+        drafted = tuple([len(draft.tokens) for draft in self._drafts])
         confidence = self._confidence()
         if may_shorten and confidence is not None and self._refine is not None:
             self._shorten()
-        kept = zip(self._drafts, self._limits, strict=True)
-        drafts = tuple(draft.truncated(limit) for draft, limit in kept)
-        return Drafts(drafts, drafted, confidence, seconds)
+        kept = zip(self._drafts, drafted, self._limits, strict=True)
+        drafts = [d if nodes <= limit else d.truncated(limit) for d, nodes, limit in kept]
+        return Drafts(tuple(drafts), drafted, confidence, seconds)
 
     def _shorten(self) -> None:
         """Ask the planner; a longer answer than the plan's counts as the plan's."""
@@ -285,13 +285,16 @@ class _Session:
         self._limits = [min(limit, choice.num_draft_tokens) for limit, choice in pairs]
 
     def _confidence(self) -> Confidence | None:
-        rows = tuple(draft.confidence for draft in self._drafts)
+        rows = tuple([draft.confidence for draft in self._drafts])
         return rows if any(rows) else None
 
 
 def _rows_by_family(plan: Plan) -> dict[str, list[int]]:
     rows: dict[str, list[int]] = {}
+    families: dict[str, str] = {}
     for row, choice in enumerate(plan.choices):
-        if choice.drafter is not None:
-            rows.setdefault(family_of(choice.drafter), []).append(row)
+        arm = choice.drafter
+        if arm is not None:
+            family = families.get(arm) or families.setdefault(arm, family_of(arm))
+            rows.setdefault(family, []).append(row)
     return rows

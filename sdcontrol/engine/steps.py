@@ -186,7 +186,8 @@ class EngineSteps(EngineParts):
     ) -> None:
         """Keep what was accepted; give back what was not."""
         self._host.move(batch.accept(verdicts, outputs))
-        block_size, is_idle = self.config.block_size, self.drafting.is_idle
+        block_size = self.config.block_size
+        committed: list[tuple[Request, int]] = []
         for piece in batch.pieces:
             request, emitted = piece.request, piece.emitted
             tokens = request.tokens
@@ -199,8 +200,8 @@ class EngineSteps(EngineParts):
             self.scheduler.commit(request.scheduled, request.cached_after, len(tokens))
             if emitted:
                 self._events.append(TokenEvent(request.id, new_tokens))
-                if not is_idle:
-                    self.drafting.commit(request, emitted)
+                committed.append((request, emitted))
+        self.drafting.commit(committed)
 
     def _end(self, request: Request, tokens: tuple[int, ...], reason: FinishReason) -> None:
         request.finish_reason = reason

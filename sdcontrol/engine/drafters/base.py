@@ -12,7 +12,7 @@ A drafter of your own is a subclass of `Drafter` with one method:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -122,6 +122,15 @@ class Drafter(ABC):
     """Whether drafting costs next to nothing, so that it may be asked only to see how it would
     have done: such a drafter is scored in shadow while others, or none, are used."""
 
+    def __init_subclass__(cls, **options: object) -> None:
+        """What a class says of one request holds for many too, whatever a base says of many."""
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        if "offers" not in own and ("arms_for" in own or "hint" in own):
+            cls.offers = Drafter.offers  # type: ignore[method-assign]
+        if "commit_all" not in own and "commit" in own:
+            cls.commit_all = Drafter.commit_all  # type: ignore[method-assign]
+
     @property
     def arms(self) -> tuple[str, ...]:
         """The names under which a policy may choose this drafter."""
@@ -143,6 +152,15 @@ class Drafter(ABC):
         """What is known before drafting."""
         return None
 
+    def offers(self, requests: Sequence[DraftRequest]) -> Sequence[Mapping[str, Hint | None]]:
+        """For each request the arms that it may use now, with what is known before drafting.
+
+        Overridden where many are quicker told of at once: it must say what `arms_for` and `hint` do.
+        """
+        return [
+            {arm: self.hint(request, arm) for arm in self.arms_for(request)} for request in requests
+        ]
+
     @abstractmethod
     def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> Sequence[Draft]:
         """One draft per task, in order, of at most `task.num_draft_tokens` nodes; empty is fine.
@@ -153,6 +171,14 @@ class Drafter(ABC):
 
     def commit(self, request: DraftRequest, num_new_tokens: int) -> None:  # noqa: B027  (optional)
         """The last `num_new_tokens` of `request.tokens` are new."""
+
+    def commit_all(self, committed: Sequence[tuple[DraftRequest, int]]) -> None:
+        """`commit` of several requests, none twice, each with its number of new tokens.
+
+        Overridden where many are quicker told of at once.
+        """
+        for request, num_new_tokens in committed:
+            self.commit(request, num_new_tokens)
 
     def lose_cache(self, request: DraftRequest) -> None:  # noqa: B027  (optional)
         """The request was preempted: what a model of the drafter's had cached for it is gone."""

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask
-from sdcontrol.engine.drafters.vetting import check_distributions, check_draft, check_offer
+from sdcontrol.engine.drafters.vetting import check_arms, check_drafts, check_hint
 from sdcontrol.errors import DrafterFault
 
 __all__ = ["CHECKS", "MakeDrafter", "check_drafter"]
@@ -105,8 +105,7 @@ def check_names(make: MakeDrafter, vocab_size: int) -> None:
     if not drafter.arms or len(set(drafter.arms)) < len(drafter.arms):
         raise DrafterFault(f"arms {drafter.arms}: give at least one, each once")
     for text in _started(drafter, vocab_size):
-        for arm in (*drafter.arms, *drafter.arms_for(text)):
-            check_offer(drafter, arm, None)
+        check_arms(drafter, (*drafter.arms, *drafter.arms_for(text)))
 
 
 def check_drafts_are_possible(make: MakeDrafter, vocab_size: int) -> None:
@@ -116,9 +115,7 @@ def check_drafts_are_possible(make: MakeDrafter, vocab_size: int) -> None:
         for most in range(1, _MOST_DRAFT_TOKENS + 1):
             for draft in _propose(drafter, texts, most):
                 task = DraftTask(texts[0], drafter.name, most)
-                check_draft(draft, task, vocab_size=vocab_size, allow_trees=True)
-                if draft.distribution is not None:
-                    check_distributions([draft.distribution])
+                check_drafts([draft], [task], vocab_size=vocab_size, allow_trees=True)
 
 
 def check_hints_are_honest(make: MakeDrafter, vocab_size: int) -> None:
@@ -130,7 +127,7 @@ def check_hints_are_honest(make: MakeDrafter, vocab_size: int) -> None:
         for text in texts:
             for arm in drafter.arms_for(text):
                 hint = drafter.hint(text, arm)
-                check_offer(drafter, arm, hint)
+                check_hint(hint)
                 most = None if hint is None else hint.max_draft_tokens
                 task = DraftTask(text, arm, _MOST_DRAFT_TOKENS)
                 nodes = len(drafter.propose([task], _keep_all)[0].tokens)
@@ -214,6 +211,26 @@ def check_commits_add_up(make: MakeDrafter, vocab_size: int) -> None:
     _check_equal("committed and as prompt", drafts[0], drafts[2])
 
 
+def check_many_are_as_one(make: MakeDrafter, vocab_size: int) -> None:
+    """Requests that are committed, and asked about, together are told the same as one by one."""
+    drafter, other = make(), make()
+    texts, same = _started(drafter, vocab_size, 16), _started(other, vocab_size, 16)
+    for step in range(_NUM_STEPS):
+        committed = []
+        for number, (text, copy) in enumerate(zip(texts, same, strict=True)):
+            new = copy.tokens[number + step : number + 2 * step] or [0]
+            _say(other, copy, new)
+            text.tokens.extend(new)
+            committed.append((text, len(new)))
+        drafter.commit_all(committed)
+        offers = [dict(offer) for offer in drafter.offers(texts)]
+        singly = [{arm: other.hint(copy, arm) for arm in other.arms_for(copy)} for copy in same]
+        if offers != singly:
+            raise DrafterFault(f"offers to all at once {offers}, and one by one {singly}")
+        drafts = _propose(drafter, texts), [d for copy in same for d in _propose(other, [copy])]
+        _check_equal("all at once and one by one", *drafts)
+
+
 def check_requests_are_left_alone(make: MakeDrafter, vocab_size: int) -> None:
     """A drafter reads tokens; it never changes them."""
     drafter = make()
@@ -267,6 +284,7 @@ CHECKS: tuple[Callable[[MakeDrafter, int], None], ...] = (
     check_texts_do_not_meet,
     check_less_is_a_prefix,
     check_commits_add_up,
+    check_many_are_as_one,
     check_requests_are_left_alone,
     check_preemption_changes_nothing,
     check_finished_requests_are_forgotten,

@@ -2,7 +2,8 @@
 
 Knows nothing of models, tensors or policies. One index per request over prompt and output; the
 longest suffix match wins, and among its occurrences the most recent. The match is found while the
-index is updated (`commit`), so `hint` and `propose` only read it: no scan of the context.
+index is updated (`commit`), so `hint` and `propose` only read it: no scan of the context. Of all
+requests of a step at once, that is one compiled call.
 
 A continuation that runs into the end of the text goes on with its own tokens, so that loops and
 repeated rows give drafts as long as asked:
@@ -13,22 +14,16 @@ repeated rows give drafts as long as asked:
 Occurrences that went on differently make a tree, where `max_branches` allows.
 """
 
-from collections.abc import Sequence
-from typing import Never
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.core import Hint
-from sdcontrol.engine.drafters.base import (
-    Draft,
-    Drafter,
-    DraftRequest,
-    DraftTask,
-    KeepDrafting,
-)
-from sdcontrol.engine.drafters.ngram_index import NgramIndex
-from sdcontrol.engine.drafters.ngram_tree import confidence_of, tree_shape
+from sdcontrol.engine.drafters.base import Draft, Drafter, DraftRequest, DraftTask, KeepDrafting
+from sdcontrol.engine.drafters.ngram_index import NgramIndex, extend_all
+from sdcontrol.engine.drafters.ngram_tree import TreeShape, confidence_of, num_grown, tree_shape
 from sdcontrol.engine.drafters.ngram_trie import Found
 from sdcontrol.errors import ConfigError, DrafterFault
 
@@ -38,7 +33,8 @@ MAX_DRAFT_TOKENS = 32
 """Nodes that one draft may have."""
 
 _OCCURRENCES = 2  # of a match are looked at, or as many as may branch
-_MOST_HINTS = 4096  # that are kept
+_MOST_MATCHES = 1024  # that are kept
+_FEWEST_AT_ONCE = 12  # requests for which one call is quicker than one for each
 _NO_DRAFT = Draft()
 _NO_HOPE = Hint(max_draft_tokens=0, match_tokens=0, confidence=0.0)
 
@@ -63,7 +59,7 @@ class NgramDrafter(Drafter):
         self.max_branches = max_branches
         self._most_occurrences = max(_OCCURRENCES, max_branches)
         self._tracked: dict[str, _Tracked] = {}
-        self._hints: dict[Found, Hint] = {}
+        self._matches: dict[Found, _Match] = {}
 
     def start(self, request: DraftRequest) -> None:
         """Index the prompt: about 0.1 microseconds for each token."""
@@ -73,35 +69,56 @@ class NgramDrafter(Drafter):
             most=self._most_occurrences,
             look_ahead=MAX_DRAFT_TOKENS,
         )
-        self._tracked[request.id] = _Tracked(index, self._new_hint(index.found))
+        self._tracked[request.id] = _Tracked(index, self._match(index.found))
 
     def hint(self, request: DraftRequest, arm: str) -> Hint:
         """What the next `propose` of this step can offer, exactly; `confidence` of its first node."""
         tracked = self._tracked.get(request.id) or self._unknown(request)
-        return tracked.hint
+        return tracked.match.hint
+
+    def offers(self, requests: Sequence[DraftRequest]) -> Sequence[Mapping[str, Hint | None]]:
+        """The hint of each request; one object where it is the same."""
+        tracked = self._tracked
+        return [(tracked.get(r.id) or self._unknown(r)).match.offer for r in requests]
 
     def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> Sequence[Draft]:
         """The continuation of each task's longest match, nodes in order of their survival."""
-        drafts = []
-        for task in tasks:
-            tracked = self._tracked.get(task.request.id) or self._unknown(task.request)
-            most = tracked.hint.max_draft_tokens or 0
-            num_nodes = task.num_draft_tokens if task.num_draft_tokens < most else most
-            drafts.append(self._draft(tracked.index, num_nodes) if num_nodes > 0 else _NO_DRAFT)
+        drafts, get = [], self._tracked.get
+        for request, _, num_draft_tokens in tasks:
+            tracked = get(request.id) or self._unknown(request)
+            match, index = tracked.match, tracked.index
+            most = match.hint.max_draft_tokens or 0
+            num_nodes = num_draft_tokens if num_draft_tokens < most else most
+            if num_nodes <= 0:
+                drafts.append(_NO_DRAFT)
+                continue
+            shape = match.shapes.get(num_nodes) or self._new_shape(index, match, num_nodes)
+            drafts.append(Draft(shape.take(index.runs), shape.parents, shape.confidence))
         return drafts
 
     def commit(self, request: DraftRequest, num_new_tokens: int) -> None:
         """Index the new tokens, and with the last of them find the next match."""
         tracked = self._tracked.get(request.id) or self._unknown(request)
-        index, tokens = tracked.index, request.tokens
-        num_tokens = index.num_tokens + num_new_tokens
-        if num_tokens != len(tokens):
-            raise DrafterFault(
-                f"{self.name}: request {request.id!r} has {len(tokens)} tokens, {num_tokens} were "
-                "committed; commit every new token once"
-            )
-        index.extend_to(tokens)
-        tracked.hint = self._hints.get(index.found) or self._new_hint(index.found)
+        if tracked.index.num_tokens + num_new_tokens != len(request.tokens):
+            self._miscounted(request, num_new_tokens)
+        tracked.index.extend_to(request.tokens)
+        tracked.match = self._match(tracked.index.found)
+
+    def commit_all(self, committed: Sequence[tuple[DraftRequest, int]]) -> None:
+        """Index the new tokens of all requests: one compiled call."""
+        if len(committed) < _FEWEST_AT_ONCE:
+            for request, num_new in committed:
+                self.commit(request, num_new)
+            return
+        grown = []
+        for request, num_new in committed:
+            tracked = self._tracked.get(request.id) or self._unknown(request)
+            if tracked.index.num_tokens + num_new != len(request.tokens):
+                self._miscounted(request, num_new)
+            grown.append(tracked)
+        extend_all([tracked.index for tracked in grown], [r.tokens for r, _ in committed])
+        for tracked in grown:
+            tracked.match = self._match(tracked.index.found)
 
     def finish(self, request: DraftRequest) -> None:
         """Free the request's index."""
@@ -112,25 +129,38 @@ class NgramDrafter(Drafter):
             f"{self.name}: request {request.id!r} is unknown; call start before drafting"
         )
 
-    def _new_hint(self, found: Found) -> Hint:
+    def _miscounted(self, request: DraftRequest, num_new_tokens: int) -> Never:
+        num_tokens = self._tracked[request.id].index.num_tokens + num_new_tokens
+        raise DrafterFault(
+            f"{self.name}: request {request.id!r} has {len(request.tokens)} tokens, {num_tokens} "
+            "were committed; commit every new token once"
+        )
+
+    def _match(self, found: Found) -> "_Match":
         """What a look-up comes to; the same few come again and again."""
+        return self._matches.get(found) or self._new_match(found)
+
+    def _new_match(self, found: Found) -> "_Match":
         match_tokens, num_occurrences, num_alike, _ = found
         hint = _NO_HOPE
         if match_tokens >= self.min_match:
             confidence = confidence_of(match_tokens, num_alike, num_occurrences - 1 - num_alike)
             hint = Hint(MAX_DRAFT_TOKENS, match_tokens, confidence)
-        if len(self._hints) >= _MOST_HINTS:
-            self._hints.clear()
-        self._hints[found] = hint
-        return hint
+        if len(self._matches) >= _MOST_MATCHES:
+            self._matches.clear()
+        self._matches[found] = match = _Match(hint, {self.name: hint}, {})
+        return match
 
-    def _draft(self, index: NgramIndex, num_nodes: int) -> Draft:
-        parted = index.partings(num_nodes)
+    def _new_shape(self, index: NgramIndex, match: "_Match", num_nodes: int) -> TreeShape:
+        """The shape of a draft; kept with the match where that says all that it hangs on."""
+        match_tokens, num_occurrences, _, _ = index.found
+        partings = index.partings(num_grown(num_nodes))
         shape = tree_shape(
-            index.found[0], parted, num_nodes, self.max_branches, self._most_occurrences
+            match_tokens, partings, num_nodes, self.max_branches, self._most_occurrences
         )
-        tokens = shape.take(index.continuations(num_nodes))
-        return Draft(tokens, shape.parents, shape.confidence)
+        if num_occurrences <= _OCCURRENCES:
+            match.shapes[num_nodes] = shape
+        return shape
 
 
 def matched_lengths(
@@ -167,11 +197,19 @@ def _check_settings(max_match: int, min_match: int, max_branches: int) -> None:
         raise ConfigError(f"max_branches {max_branches}: at least 1, which makes chains")
 
 
+class _Match(NamedTuple):
+    """What a look-up comes to."""
+
+    hint: Hint
+    offer: Mapping[str, Hint]
+    shapes: dict[int, TreeShape]  # of drafts, by their nodes
+
+
 class _Tracked:
     """A request's index, and what its latest look-up came to."""
 
-    __slots__ = ("hint", "index")
+    __slots__ = ("index", "match")
 
-    def __init__(self, index: NgramIndex, hint: Hint) -> None:
+    def __init__(self, index: NgramIndex, match: _Match) -> None:
         self.index = index
-        self.hint = hint
+        self.match = match

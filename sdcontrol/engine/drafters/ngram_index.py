@@ -15,7 +15,7 @@ from sdcontrol.compiled import is_compiling
 from sdcontrol.engine.drafters import ngram_trie as trie
 from sdcontrol.errors import ConfigError
 
-__all__ = ["NgramIndex"]
+__all__ = ["NgramIndex", "extend_all"]
 
 _FEWEST_SLOTS = 64
 _MOST_TOKENS = 3 << 27  # positions, and where the parts of the memory start, take 32 bits
@@ -31,14 +31,16 @@ class NgramIndex:
     """
 
     __slots__ = (
+        "_address",
         "_capacity",
         "_memory",
         "_most",
         "_numbers",
-        "_runs",
+        "_size",
         "_text",
         "found",
         "num_tokens",
+        "runs",
     )
 
     def __init__(
@@ -87,7 +89,7 @@ class NgramIndex:
 
         At most `look_ahead`. Where the text ends, those up to there are repeated.
         """
-        tokens: list[int] = self._runs[: self._most * num_tokens].tolist()
+        tokens: list[int] = self.runs[: self._most * num_tokens].tolist()
         return tokens
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -151,9 +153,41 @@ class NgramIndex:
         self._memory = memory if is_compiling else cast(trie.Memory, numbers)
         header = (runs, text, links, table, slots, max_match, most, look_ahead)
         numbers[: trie.FOUND] = array("I", header)
+        self._address, self._size = memory.ctypes.data, memory.size
         self._text = numbers[text:links]
-        self._runs = numbers[runs:text]
+        self.runs = numbers[runs:text]  # the tokens after each occurrence, `[look_ahead, most]`
         self._most = most
+
+
+def extend_all(indexes: Sequence[NgramIndex], texts: Sequence[Sequence[int]]) -> None:
+    """`extend_to` for many at once: one compiled call. Raises `ConfigError` before any is extended.
+
+    No index may stand twice among them. One by one where nothing is compiled.
+    """
+    if not is_compiling:
+        for index, tokens in zip(indexes, texts, strict=True):
+            index.extend_to(tokens)
+        return
+    new: list[int] = []
+    for index, tokens in zip(indexes, texts, strict=True):
+        if len(tokens) > index._capacity:
+            index._grow(len(tokens))
+        new += tokens[index.num_tokens :]
+    try:
+        numbers = np.frombuffer(array("I", new), np.uint32)
+    except OverflowError as error:
+        raise _outside(new) from error
+    places = [
+        *[index._address for index in indexes],
+        *[index._size for index in indexes],
+        *[index.num_tokens for index in indexes],
+        *map(len, texts),
+    ]
+    found = np.empty((4, len(indexes)), np.int64)
+    trie.add_all(np.frombuffer(array("q", places), np.int64).reshape(4, -1), numbers, found)
+    looked_up = zip(*found.tolist(), strict=True)
+    for index, tokens, index.found in zip(indexes, texts, looked_up, strict=True):
+        index.num_tokens = len(tokens)
 
 
 def _outside(tokens: Sequence[int]) -> ConfigError:

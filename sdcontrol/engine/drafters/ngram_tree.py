@@ -7,7 +7,7 @@ Knows runs of tokens that followed the same words; nothing of requests or of whe
                a b c z               each node as likely as its votes say
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import islice
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sdcontrol.engine.drafters.base import ROOT
 
-__all__ = ["TreeShape", "confidence_of", "tree_shape"]
+__all__ = ["TreeShape", "confidence_of", "num_grown", "tree_shape"]
 
 _HALF_TRUST_TOKENS = 1.7  # a single occurrence is right half the time at this match length
 _SECOND_GUESS = 0.2  # P(another occurrence's token is right, given that the first guess is wrong)
@@ -32,12 +32,20 @@ def confidence_of(match_tokens: int, num_alike: int, num_different: int) -> floa
     return (alone + num_alike) / (1 + num_alike + num_different)
 
 
+Tokens = Sequence[int] | memoryview
+
+
 class TreeShape(NamedTuple):
     """A tree but for its tokens."""
 
     parents: tuple[int, ...]
     confidence: tuple[float, ...]  # of each node, given its parent
-    take: Callable[[list[int]], tuple[int, ...]]  # its tokens, out of the runs' rows
+    take: Callable[[Tokens], tuple[int, ...]]  # its tokens, out of the runs' rows
+
+
+def num_grown(num_nodes: int) -> int:
+    """Nodes of the tree from which one of `num_nodes` is cut: the next power of two."""
+    return 1 << (num_nodes - 1).bit_length()
 
 
 @lru_cache(maxsize=4096)
@@ -50,15 +58,22 @@ def tree_shape(
 ) -> TreeShape:
     """The `num_nodes` likeliest nodes, of runs that stand side by side in rows of `width` tokens.
 
-    `partings`: for each run but the first the earlier run that it follows furthest, and how far.
-    Few distinct shapes exist: they are kept.
+    `partings`: for each run but the first the earlier run that it follows furthest, and how far, up
+    to `num_grown(num_nodes)`. Few distinct shapes exist: they are kept, and cut from even fewer.
     """
-    nodes = _Tree(match_tokens, partings, max_branches).grown(num_nodes)
+    nodes = _grown(match_tokens, partings, num_grown(num_nodes), max_branches)[:num_nodes]
     return TreeShape(
-        tuple(node.parent for node in nodes),
-        tuple(node.confidence for node in nodes),
+        tuple([node.parent for node in nodes]),
+        tuple([node.confidence for node in nodes]),
         _taker([node.depth * width + node.run for node in nodes]),
     )
+
+
+@lru_cache(maxsize=1024)
+def _grown(
+    match_tokens: int, partings: tuple[tuple[int, int], ...], num_nodes: int, max_branches: int
+) -> "list[_Node]":
+    return _Tree(match_tokens, partings, max_branches).grown(num_nodes)
 
 
 class _Node(NamedTuple):
@@ -123,7 +138,7 @@ class _Tree:
         return run
 
 
-def _taker(places: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
+def _taker(places: list[int]) -> Callable[[Tokens], tuple[int, ...]]:
     """What picks the tokens at `places`."""
     if len(places) == 1:
         return lambda tokens: (tokens[places[0]],)

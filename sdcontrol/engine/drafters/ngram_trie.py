@@ -24,9 +24,9 @@ All numbers are below 2**32. Knows nothing of how the array is made or grows.
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.compiled import compiled
+from sdcontrol.compiled import array_at, compiled
 
-__all__ = ["Found", "Memory", "add_tokens", "count_followed", "move"]
+__all__ = ["Found", "Memory", "add_all", "add_tokens", "count_followed", "move"]
 
 Memory = NDArray[np.uint32]
 """Where nothing is compiled, a `memoryview` of the array: it gives plain ints, and faster."""
@@ -194,6 +194,25 @@ def add_tokens(memory: Memory, first: int, end: int) -> Found:
     for position in range(first, end):
         _add_token(memory, position)
     return _look_up(memory, end) if end > 0 else (0, 0, 0, 0)
+
+
+@compiled("void(int64[:, ::1], uint32[::1], int64[:, ::1])")
+def add_all(texts: NDArray[np.int64], tokens: NDArray[np.uint32], found: NDArray[np.int64]) -> None:
+    """Append new tokens to many texts, and write to `found`, `[4, texts]`, what `add_tokens` says.
+
+    `texts`, `[4, texts]`: address and size of each one's memory, its tokens before and after.
+    `tokens`: the new ones of all, text by text. Needs numba.
+    """
+    taken = 0
+    for number in range(texts.shape[1]):
+        memory = array_at(texts[0, number], texts[1, number])
+        first, end = texts[2, number], texts[3, number]
+        for place in range(memory[TEXT] + first, memory[TEXT] + end):
+            memory[place] = tokens[taken]
+            taken += 1
+        looked_up = add_tokens(memory, first, end)
+        for field in range(4):
+            found[field, number] = looked_up[field]
 
 
 @compiled("void(uint32[::1], uint32[::1], int64)")

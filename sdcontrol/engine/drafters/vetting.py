@@ -1,26 +1,55 @@
 """Is what a drafter answered possible at all?
 
-Knows drafts, hints and tasks; nothing of what becomes of a drafter that fails.
+Knows drafts, hints and tasks; nothing of what becomes of a drafter that fails. Looks at all answers
+of a step together: that is quicker than one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
 
 import torch
 from torch import Tensor
 
 from sdcontrol.core import Hint, family_of
-from sdcontrol.engine.drafters.base import ROOT, Draft, Drafter, DraftTask
+from sdcontrol.engine.drafters.base import ROOT, Draft, Drafter, DraftRequest, DraftTask
 from sdcontrol.errors import DrafterFault
 
-__all__ = ["check_distributions", "check_draft", "check_offer"]
+__all__ = ["Offer", "check_arms", "check_drafts", "check_hint", "checked_offers"]
+
+Offer = tuple[tuple[str, ...], Mapping[str, Hint]]
+"""The arms that a request may use now, and what is known of those of which anything is."""
 
 _LAW_TOLERANCE = 1e-2  # of the sum of a row: a distribution may be in bfloat16
 
 
-def check_offer(drafter: Drafter, arm: str, hint: Hint | None) -> None:
-    """Raise `DrafterFault` unless `arm` is one of the drafter's, and `hint` can be true."""
-    if arm not in drafter.arms or family_of(arm) != drafter.family:
-        raise DrafterFault(f"{arm!r} is none of the arms {drafter.arms}")
+def checked_offers(drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Offer]:
+    """What a drafter offers each request; raises `DrafterFault` unless all of it can be true.
+
+    Requests whose answers are one object share an offer.
+    """
+    answers = drafter.offers(requests)
+    if len(answers) != len(requests):
+        raise DrafterFault(f"{len(answers)} offers, {len(requests)} requests; return one for each")
+    offers: dict[int, Offer] = {}
+    for answer in answers:
+        if id(answer) not in offers:
+            check_arms(drafter, answer)
+            for hint in answer.values():
+                check_hint(hint)
+            known = {arm: hint for arm, hint in answer.items() if hint is not None}
+            offers[id(answer)] = tuple(answer), known
+    return [offers[id(answer)] for answer in answers]
+
+
+def check_arms(drafter: Drafter, arms: Iterable[str]) -> None:
+    """Raise `DrafterFault` unless all of `arms` are the drafter's."""
+    for arm in arms:
+        if arm not in drafter.arms or family_of(arm) != drafter.family:
+            raise DrafterFault(f"{arm!r} is none of the arms {drafter.arms}")
+
+
+def check_hint(hint: Hint | None) -> None:
+    """Raise `DrafterFault` unless `hint` can be true."""
     if hint is None:
         return
     if not isinstance(hint, Hint):
@@ -32,42 +61,86 @@ def check_offer(drafter: Drafter, arm: str, hint: Hint | None) -> None:
         raise DrafterFault(f"{hint}: a confidence lies in [0, 1]")
 
 
-def check_draft(draft: Draft, task: DraftTask, *, vocab_size: int, allow_trees: bool) -> None:
-    """Raise `DrafterFault` unless `draft` is a possible answer to `task`.
+def check_drafts(
+    drafts: Sequence[Draft], tasks: Sequence[DraftTask], *, vocab_size: int, allow_trees: bool
+) -> None:
+    """Raise `DrafterFault` unless `drafts` are one possible answer to each of `tasks`.
 
-    What its distribution says is left to `check_distributions`.
+    Where any has distributions, the host waits for the device once.
     """
-    nodes = len(draft.tokens)
-    if nodes > task.num_draft_tokens:
-        raise DrafterFault(f"{nodes} draft tokens where {task.num_draft_tokens} were asked for")
-    if len(draft.parents) != nodes or len(draft.confidence) not in (0, nodes):
+    if len(drafts) != len(tasks):
+        raise DrafterFault(f"{len(drafts)} drafts for {len(tasks)} tasks; return one per task")
+    tokens: list[int] = []
+    distinct: dict[int, Sequence[float]] = {}
+    shapes: dict[int, Draft] = {}
+    for draft, task in zip(drafts, tasks, strict=True):
+        _check_sizes(draft, task.num_draft_tokens)
+        tokens += draft.tokens
+        distinct[id(draft.confidence)] = draft.confidence
+        shapes[id(draft.parents)] = draft
+    if tokens and not _are_tokens(tokens, vocab_size):
+        raise DrafterFault(f"a draft token is no int in [0, {vocab_size}): {tokens}")
+    confidence = [belief for row in distinct.values() for belief in row]
+    if confidence and not _are_beliefs(confidence):
+        raise DrafterFault(f"confidences {confidence} do not all lie in [0, 1]")
+    trees = {number for number, draft in shapes.items() if not draft.is_chain}
+    if trees:
+        if not allow_trees:
+            raise DrafterFault("this verification takes chains only, and a draft is a tree")
+        for number in trees:
+            _check_order(shapes[number].parents)
+        _check_siblings([draft for draft in drafts if id(draft.parents) in trees])
+    _check_laws(drafts, vocab_size)
+
+
+def _check_sizes(draft: Draft, most: int) -> None:
+    if not isinstance(draft, Draft):
+        raise DrafterFault(f"a draft is a {type(draft).__name__}; return a Draft")
+    tokens, parents, confidence, _ = draft
+    nodes = len(tokens)
+    if nodes > most:
+        raise DrafterFault(f"{nodes} draft tokens where {most} were asked for")
+    if len(parents) != nodes or len(confidence) not in (0, nodes):
         raise DrafterFault(
-            f"{nodes} tokens, {len(draft.parents)} parents, {len(draft.confidence)} confidences; "
+            f"{nodes} tokens, {len(parents)} parents, {len(confidence)} confidences; "
             "give one of each per node (confidence may be empty)"
         )
-    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in draft.tokens):
-        raise DrafterFault(f"a draft token is no int in [0, {vocab_size}): {draft.tokens}")
-    if not all(0.0 <= belief <= 1.0 for belief in draft.confidence):
-        raise DrafterFault(f"confidences {draft.confidence} do not all lie in [0, 1]")
-    if not draft.is_chain:
-        _check_tree(draft, allow_trees=allow_trees)
-    law = draft.distribution
-    if law is not None and law.shape != (nodes, vocab_size):
-        raise DrafterFault(f"distribution of shape {tuple(law.shape)}, not {(nodes, vocab_size)}")
 
 
-def _check_tree(draft: Draft, *, allow_trees: bool) -> None:
-    if not all(ROOT <= parent < index for index, parent in enumerate(draft.parents)):
-        raise DrafterFault(f"parents {draft.parents} do not stand before their children")
-    if len(set(zip(draft.parents, draft.tokens, strict=True))) != len(draft.tokens):
-        raise DrafterFault("two siblings draft the same token")
-    if not allow_trees:
-        raise DrafterFault("this verification takes chains only, and the draft is a tree")
+def _check_order(parents: Sequence[int]) -> None:
+    if not all(ROOT <= parent < node for node, parent in enumerate(parents)):
+        raise DrafterFault(f"parents {parents} do not stand before their children")
 
 
-def check_distributions(laws: Sequence[Tensor]) -> None:
-    """Raise `DrafterFault` unless every row is a law; the host waits for the device once."""
-    if laws and not bool(torch.stack([_are_laws(law) for law in laws]).all()):
+def _check_siblings(trees: Sequence[Draft]) -> None:
+    for tokens, parents, _, _ in trees:
+        nodes = len(tokens)
+        if len({*tokens}) < nodes and len({*zip(parents, tokens, strict=True)}) < nodes:
+            raise DrafterFault("two siblings draft the same token")
+
+
+def _are_tokens(tokens: Sequence[int], vocab_size: int) -> bool:
+    are_ints = set(map(type, tokens)) == {int} or all(isinstance(token, int) for token in tokens)
+    return are_ints and min(tokens) >= 0 and max(tokens) < vocab_size
+
+
+def _are_beliefs(confidence: Sequence[float]) -> bool:
+    """Whether all lie in [0, 1]; a sum is no number where a term is none, unlike a minimum."""
+    return min(confidence) >= 0.0 and max(confidence) <= 1.0 and not isnan(sum(confidence))
+
+
+def _check_laws(drafts: Sequence[Draft], vocab_size: int) -> None:
+    laws = [
+        (draft.distribution, len(draft.tokens))
+        for draft in drafts
+        if draft.distribution is not None
+    ]
+    for law, nodes in laws:
+        if law.shape != (nodes, vocab_size):
+            raise DrafterFault(
+                f"distribution of shape {tuple(law.shape)}, not {(nodes, vocab_size)}"
+            )
+    if laws and not bool(torch.stack([_are_laws(law) for law, _ in laws]).all()):
         raise DrafterFault("a row of the distribution is negative, NaN, or does not sum to 1")
 
 
