@@ -4,6 +4,7 @@ Knows plans only. A fold over observations: a replay knows as much.
 """
 
 from sdcontrol.core import Plan
+from sdcontrol.policies.tries import try_of
 
 __all__ = ["Outlook"]
 
@@ -25,7 +26,8 @@ class Outlook:
         return self._was_off and self._share < _LIKELY
 
     def note(self, plan: Plan) -> None:
-        """Take note of a step's plan."""
-        if self._was_off:
-            self._share += _RATE * ((not plan.is_off) - self._share)
-        self._was_off = plan.is_off
+        """Take note of a step's plan. A try is not missed where it is made a step later."""
+        is_off = plan.is_off
+        if self._was_off and (is_off or try_of(plan) is None):
+            self._share += _RATE * ((not is_off) - self._share)
+        self._was_off = is_off

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import BatchView, Observation, Plan, Planner, Timing
+from sdcontrol.core import BatchView, Choice, Observation, Plan, Planner, Timing
 from sdcontrol.engine.clock import StepClock
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
@@ -18,6 +18,7 @@ from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.verify import Asked, VerifyTask
 from sdcontrol.errors import UnsupportedGeneration
 from sdcontrol.outlook import Outlook
+from sdcontrol.policies.tries import PRICE, PROBES
 from tests.engine_support import (
     RecordingPlanner,
     Seldom,
@@ -365,6 +366,14 @@ def test_an_outlook_is_quiet_after_some_steps_without_drafts_until_some_have_the
     assert quiet == sorted(quiet)
     assert not quiet[3]
     assert quiet[-1]
+    drafts = Choice.of("ngram", 2)
+    outlook.note(Plan((drafts,), "off" + PROBES + "ngram" + PRICE + "0.001 s"))
+    assert not outlook.is_quiet, "nobody knows how many tokens come of it"
+    outlook.note(off)
+    assert outlook.is_quiet, "what is only tried can wait"
+    outlook.note(Plan((drafts,), "8 tokens more"))
+    outlook.note(off)
+    assert not outlook.is_quiet
 
 
 # Time
