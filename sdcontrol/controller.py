@@ -115,11 +115,9 @@ class Controller:
 
     @property
     def plans_ahead(self) -> bool:
-        """Whether a step may be planned before the last one's tokens are known, drafts once they are.
-
-        Hints are then a token old, so that a match may be seen a step late: only where drafts are rare.
-        """
-        return not self.drafts or self._outlook.is_quiet
+        """Whether to plan before the last step's tokens are known, drafts once they are: where those are rare."""
+        gained: float = getattr(self.cost, "share_of_drafting", 0.0)
+        return not self.drafts or self._outlook.is_quiet(gained)
 
     def pad_to(self, token_edges: Sequence[int]) -> None:
         """Price forwards as padded to these sizes; an engine says so of its own."""
@@ -127,13 +125,17 @@ class Controller:
             self.cost.pad_to(token_edges)
         self.token_edges = tuple(token_edges)
 
+    def goes_ahead(self) -> None:
+        """Steps without drafts are launched before the last one's tokens are known: an engine says so."""
+        if isinstance(self.cost, OnlineCost):
+            self.cost.hide_plain_steps()
+
     def runs_on(self, device: str, models: Mapping[str, Mapping[str, object]]) -> None:
         """Price as `price_by` says where device and models are known; an engine on a GPU says its own.
 
         `device` by its driver's name, `models` as parsed `config.json`s: "target", and draft models by family.
         """
-        machine = find_known(device, models)
-        if machine is not None:
+        if (machine := find_known(device, models)) is not None:
             self.price_by(machine)
 
     def price_by(self, machine: KnownMachine) -> None:

@@ -8,8 +8,8 @@ from sdcontrol.policies.tries import try_of
 
 __all__ = ["Outlook"]
 
-_LIKELY = 0.05  # that drafts are planned, from which on it is better to wait for the tokens
-_UNKNOWN = 0.125
+_UNLIKELY = 0.05  # however little is gained
+_MARGIN = 0.5
 _RATE = 0.125
 
 
@@ -17,13 +17,16 @@ class Outlook:
     """How often drafts were planned right after a step without: what is missed by not waiting."""
 
     def __init__(self) -> None:
-        self._share = _UNKNOWN
+        self._share = 0.0  # nothing is missed, until something was
         self._was_off = False
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether the last step had no drafts, and the next is not likely to."""
-        return self._was_off and self._share < _LIKELY
+    def is_quiet(self, gained: float) -> bool:
+        """Whether the last step had no drafts, and the next is too unlikely to for tokens to be waited for.
+
+        Drafts that are planned a step late cost a plain step at most, of whose time `gained` is
+        gained by not waiting.
+        """
+        return self._was_off and self._share < max(_MARGIN * gained, _UNLIKELY)
 
     def note(self, plan: Plan) -> None:
         """Take note of a step's plan. A try is not missed where it is made a step later."""

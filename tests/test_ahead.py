@@ -356,24 +356,40 @@ def _out_of_memory(*_: object) -> None:
 # When
 
 
-def test_an_outlook_is_quiet_after_some_steps_without_drafts_until_some_have_them() -> None:
-    outlook, view = Outlook(), BatchView(0, (), 0)
-    off = Plan.off(view)
+OFF, DRAFTS = Plan((Choice.off(),)), Plan((Choice.of("ngram", 2),), "8 tokens more")
+
+
+def outlook_of(*plans: Plan) -> Outlook:
+    outlook = Outlook()
+    for plan in plans:
+        outlook.note(plan)
+    return outlook
+
+
+def test_an_outlook_is_quiet_while_no_drafts_follow_steps_without() -> None:
+    assert not outlook_of().is_quiet(0.5), "nothing was planned"
+    assert not outlook_of(DRAFTS).is_quiet(0.5)
+    assert outlook_of(DRAFTS, OFF).is_quiet(0.0)
+    surprised = outlook_of(OFF, DRAFTS)
     quiet = []
     for _ in range(12):
-        outlook.note(off)
-        quiet.append(outlook.is_quiet)
+        surprised.note(OFF)
+        quiet.append(surprised.is_quiet(0.0))
     assert quiet == sorted(quiet)
     assert not quiet[3]
     assert quiet[-1]
-    drafts = Choice.of("ngram", 2)
-    outlook.note(Plan((drafts,), "off" + PROBES + "ngram" + PRICE + "0.001 s"))
-    assert not outlook.is_quiet, "nobody knows how many tokens come of it"
-    outlook.note(off)
-    assert outlook.is_quiet, "what is only tried can wait"
-    outlook.note(Plan((drafts,), "8 tokens more"))
-    outlook.note(off)
-    assert not outlook.is_quiet
+
+
+def test_the_more_is_gained_the_more_may_be_missed() -> None:
+    plans = [OFF, DRAFTS, OFF, OFF] * 10
+    assert not outlook_of(*plans).is_quiet(0.1)
+    assert outlook_of(*plans).is_quiet(1.0)
+
+
+def test_what_is_only_tried_can_wait() -> None:
+    probe = Plan(DRAFTS.choices, "off" + PROBES + "ngram" + PRICE + "0.001 s")
+    assert not outlook_of(OFF, probe).is_quiet(0.0), "nobody knows how many tokens come of it"
+    assert outlook_of(*[OFF, probe, OFF] * 3).is_quiet(0.0)
 
 
 # Time

@@ -109,6 +109,40 @@ def test_what_was_learnt_at_a_large_batch_is_less_at_a_small_one_and_is_forgotte
     assert overhead.by_kind is None
 
 
+def test_hidden_steps_cost_nothing_until_they_were_seen_to() -> None:
+    """Those that follow drafts at once are not hidden yet, and say nothing."""
+    overhead = LearntOverhead()
+    overhead.is_hidden = True
+    for _ in range(5):
+        overhead.update(4e-3, 0.01, 8, drafts=True)
+    assert overhead.by_kind == pytest.approx((0.0, 4e-3))
+    assert overhead.share == pytest.approx(0.4)
+    overhead.update(3e-3, 0.01, 8, drafts=False)
+    assert overhead.by_kind is not None
+    assert overhead.by_kind.plain == 0.0
+    for _ in range(5):
+        overhead.update(2e-3, 0.01, 8, drafts=False)
+    assert overhead.by_kind is not None
+    assert overhead.by_kind.plain == pytest.approx(2e-3)
+    for _ in range(400):
+        overhead.update(4e-3, 0.01, 8, drafts=True)
+    assert overhead.by_kind is not None
+    assert overhead.by_kind.plain < 3e-4, "what was seen long ago may be otherwise now"
+
+
+def test_a_controller_that_was_told_tries_steps_that_are_hidden() -> None:
+    """All it has seen are steps with drafts, which take half as long again beside as their forwards."""
+    seen = []
+    for is_told in (False, True):
+        controller = Controller("goodput", clock=None)
+        if is_told:
+            controller.goes_ahead()
+        for step in range(40):
+            controller.observe(observed(step, 2, 1.5e-2))
+        seen.append(controller.plan(observed(200, 2, 0.0).view).is_off)
+    assert seen == [False, True]
+
+
 def observed(step: int, length: int, overhead: float) -> Observation:
     """Eight requests in a forward of 10 ms; half of all drafts are accepted."""
     requests = tuple(

@@ -10,6 +10,7 @@ ready while it still computes the logits.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from sdcontrol.engine.synthetic import SyntheticVerifier
 from sdcontrol.engine.verify import Verdict, Verifier, VerifyTask
 from sdcontrol.engine.walk import Asked, depths_of
 
-__all__ = ["Stands", "Verify", "verify_of", "verify_on_device"]
+__all__ = ["Stands", "Verify", "answers_on_device", "verify_of", "verify_on_device"]
 
 Verify = Callable[[Tensor, Sequence[VerifyTask]], Asked]
 """Asks for verdicts on the step's logits, which may be written over once it returns."""
@@ -34,9 +35,14 @@ Stands = Callable[[Sequence[VerifyTask]], NDArray[np.bool_]]
 """Of all nodes, one task after the other: whether a node is accepted where its parent is."""
 
 
+def answers_on_device(verifier: Verifier) -> TypeGuard[CoupledVerifier]:
+    """Whether its verdicts can be asked for and read later."""
+    return type(verifier) in _OURS
+
+
 def verify_of(verifier: Verifier, *, has_kernels: bool) -> Verify:
     """How an engine verifies: on the device where the rule and the requests allow it."""
-    if not isinstance(verifier, CoupledVerifier) or type(verifier) not in _OURS:
+    if not answers_on_device(verifier):
         return partial(_verify_at_once, verifier)
     if not has_kernels:
         return verifier.ask

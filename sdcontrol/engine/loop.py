@@ -60,8 +60,6 @@ class Engine(EngineSteps):
             tokenizer=tokenizer,
             config=config,
         )
-        overlap = self.config.overlap
-        self._overlaps = self.runner.device.type == "cuda" if overlap is None else overlap
         self._flight: Flight | None = None  # launched before it was asked for
 
     def run(self) -> dict[str, Request]:

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from sdcontrol.core import Planner
 from sdcontrol.engine.backends import device_name
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.device_step import verify_of
+from sdcontrol.engine.device_step import answers_on_device, verify_of
 from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
 from sdcontrol.engine.drafters.host import DraftHost
 from sdcontrol.engine.drafting import Drafting
@@ -65,6 +65,8 @@ class EngineParts:
             vocab_size=self.runner.vocab_size,
         )
         self._tally = Tally(self._host.graph_stats)
+        overlap = self.config.overlap
+        self._overlaps = self.runner.device.type == "cuda" if overlap is None else overlap
         self._decode_by(planner)
         self._events = Events(planner)
         self._is_closed = False
@@ -160,6 +162,12 @@ class EngineParts:
         self.planner.tell("pad_to", self.token_edges)
         self.planner.tell("draft_at_most", self.config.max_draft_tokens)
         self.planner.tell("runs_on", device_name(self.runner.device), self._host.model_configs)
+        if (
+            self._overlaps
+            and answers_on_device(self.verifier)
+            and self.planner.allows_late_observations
+        ):
+            self.planner.tell("goes_ahead")
         self.drafting.is_idle = self.planner.never_drafts
 
     def _check_open(self) -> None:

@@ -89,6 +89,15 @@ class OnlineCost:
         self._forward.pad_to(token_edges)
 
     @property
+    def share_of_drafting(self) -> float:
+        """What a step with drafts takes more beside forward and drafting, of a forward."""
+        return self._overhead.share
+
+    def hide_plain_steps(self) -> None:
+        """Take steps without drafts to cost nothing beside their forwards, until that was measured."""
+        self._overhead.is_hidden = True
+
+    @property
     def is_drifting(self) -> bool:
         """Whether steps have been taking longer or shorter than predicted for a while."""
         return abs(self.drift) > _DRIFT_LIMIT

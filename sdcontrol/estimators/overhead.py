@@ -14,7 +14,7 @@ __all__ = ["LearntOverhead", "Overheads"]
 _STEPS = 9  # whose median is a typical one
 _FEWEST = 3  # of either kind, before they are told apart
 _NOTICED = 0.05  # of a forward: a smaller difference is not told from noise
-_HALF_LIFE = 128  # steps without drafts, after which half of a difference is believed
+_HALF_LIFE = 128  # steps of one kind, after which half of what was learnt of the other is believed
 _BASE_REQUESTS = (
     8  # whose work a step's own is worth: what is learnt at one batch says something of others
 )
@@ -28,15 +28,21 @@ class Overheads(NamedTuple):
 
 
 class LearntOverhead:
-    """Medians of the last steps; a difference of the kinds only where it is seen clearly, and not for ever."""
+    """Medians of the last steps; a difference of the kinds only where it is seen clearly, and not for ever.
+
+    Where plain steps are hidden, they cost what the least of them did: some follow others too soon.
+    """
 
     def __init__(self) -> None:
+        self.is_hidden = False  # the plain steps': nothing, until it was measured
         self.typical: float | None = None  # of either kind; None: nothing was measured
         self.by_kind: Overheads | None = None  # None: not told apart
+        self.share = 0.0  # of a forward, that a step with drafts takes more beside it
         self._last: deque[float] = deque(maxlen=_STEPS)
         self._plain: deque[float] = deque(maxlen=_STEPS)  # per request
         self._drafting: deque[float] = deque(maxlen=_STEPS)
-        self._age = 0
+        self._has_drafted = False  # in the last step
+        self._age = 0  # steps since the last one of the other kind
 
     def update(
         self, seconds: float, forward_seconds: float, num_requests: int, *, drafts: bool
@@ -45,12 +51,26 @@ class LearntOverhead:
         self._last.append(seconds)
         self.typical = median(self._last)
         work = _BASE_REQUESTS + num_requests
-        (self._drafting if drafts else self._plain).append(seconds / work)
-        self._age = 0 if drafts else self._age + 1
-        self.by_kind = None
-        if min(len(self._plain), len(self._drafting)) < _FEWEST:
-            return
-        plain = median(self._plain) * work
-        more = (median(self._drafting) * work - plain) * 0.5 ** (self._age / _HALF_LIFE)
-        if more > _NOTICED * forward_seconds:
-            self.by_kind = Overheads(plain, plain + more)
+        if drafts or not (self._has_drafted and self.is_hidden):  # else it is not hidden yet
+            (self._drafting if drafts else self._plain).append(seconds / work)
+        self._age = self._age + 1 if drafts == self._has_drafted else 0
+        self._has_drafted = drafts
+        self.by_kind = self._told_apart(work, forward_seconds)
+        plain, drafting = self.by_kind or (0.0, 0.0)
+        self.share = (drafting - plain) / forward_seconds
+
+    def _told_apart(self, work: int, forward_seconds: float) -> Overheads | None:
+        """The kinds at this load. Of the one that was not seen for long less is believed."""
+        few_plain = len(self._plain) < _FEWEST
+        if len(self._drafting) < _FEWEST or (few_plain and not self.is_hidden):
+            return None
+        believed = 0.5 ** (self._age / _HALF_LIFE)
+        plain, drafting = 0.0, median(self._drafting) * work
+        if not few_plain:
+            plain = (min if self.is_hidden else median)(self._plain) * work
+        if self._has_drafted and self.is_hidden:
+            plain *= believed
+        elif not self._has_drafted:
+            drafting = plain + (drafting - plain) * believed
+        is_seen = drafting - plain > _NOTICED * forward_seconds
+        return Overheads(plain, drafting) if is_seen else None
