@@ -95,6 +95,8 @@ class EngineSteps(EngineParts):
     def _land(self, flight: Flight, asked: Asked) -> Observation:
         """Wait for a step's verdicts, and keep what they say."""
         batch, clock = flight.batch, flight.clock
+        for piece in batch.pieces:  # of tokens that were known before; the device still computes
+            piece.request.update_keys(self.config.block_size)
         shadows = flight.shadows
         if shadows is None:
             shadows = self._shadows(batch, flight.plan)
@@ -186,17 +188,17 @@ class EngineSteps(EngineParts):
     ) -> None:
         """Keep what was accepted; give back what was not."""
         self._host.move(batch.accept(verdicts, outputs))
-        block_size = self.config.block_size
         committed: list[tuple[Request, int]] = []
         for piece in batch.pieces:
             request, emitted = piece.request, piece.emitted
             tokens = request.tokens
             new_tokens = tuple(tokens[len(tokens) - emitted :]) if emitted else ()
             if request.finish_reason is not None:
-                self.scheduler.finish(request.scheduled)
+                scheduled = request.scheduled  # blocks that are full can be shared
+                self.scheduler.commit(scheduled, scheduled.cached_tokens, scheduled.num_tokens)
+                self.scheduler.finish(scheduled)
                 self._end(request, new_tokens, request.finish_reason)
                 continue
-            request.update_keys(block_size)
             self.scheduler.commit(request.scheduled, request.cached_after, len(tokens))
             if emitted:
                 self._events.append(TokenEvent(request.id, new_tokens))

@@ -28,13 +28,14 @@ class Overheads(NamedTuple):
 
 
 class LearntOverhead:
-    """Medians of the last steps; a difference of the kinds only where it is seen clearly, and not for ever.
+    """The median of the last steps; where plain steps are hidden, of both kinds apart.
 
-    Where plain steps are hidden, they cost what the least of them did: some follow others too soon.
+    A difference counts only where it is seen clearly, and not for ever. Plain steps cost nothing until
+    that was measured, and then what the least of them did: some follow others too soon.
     """
 
     def __init__(self) -> None:
-        self.is_hidden = False  # the plain steps': nothing, until it was measured
+        self.is_hidden = False
         self.typical: float | None = None  # of either kind; None: nothing was measured
         self.by_kind: Overheads | None = None  # None: not told apart
         self.share = 0.0  # of a forward, that a step with drafts takes more beside it
@@ -50,27 +51,25 @@ class LearntOverhead:
         """Learn from a step of these seconds."""
         self._last.append(seconds)
         self.typical = median(self._last)
+        if not self.is_hidden:
+            return
         work = _BASE_REQUESTS + num_requests
-        if drafts or not (self._has_drafted and self.is_hidden):  # else it is not hidden yet
+        if drafts or not self._has_drafted:  # right after drafts it is not hidden yet
             (self._drafting if drafts else self._plain).append(seconds / work)
         self._age = self._age + 1 if drafts == self._has_drafted else 0
         self._has_drafted = drafts
-        self.by_kind = self._told_apart(work, forward_seconds)
-        plain, drafting = self.by_kind or (0.0, 0.0)
-        self.share = (drafting - plain) / forward_seconds
+        plain, drafting = self._believed()
+        is_seen = (drafting - plain) * work > _NOTICED * forward_seconds
+        self.by_kind = Overheads(plain * work, drafting * work) if is_seen else None
+        self.share = (drafting - plain) * work / forward_seconds if is_seen else 0.0
 
-    def _told_apart(self, work: int, forward_seconds: float) -> Overheads | None:
-        """The kinds at this load. Of the one that was not seen for long less is believed."""
-        few_plain = len(self._plain) < _FEWEST
-        if len(self._drafting) < _FEWEST or (few_plain and not self.is_hidden):
-            return None
+    def _believed(self) -> Overheads:
+        """Per request. Of the kind that was not seen for long less is believed."""
+        if len(self._drafting) < _FEWEST:
+            return Overheads(0.0, 0.0)
         believed = 0.5 ** (self._age / _HALF_LIFE)
-        plain, drafting = 0.0, median(self._drafting) * work
-        if not few_plain:
-            plain = (min if self.is_hidden else median)(self._plain) * work
-        if self._has_drafted and self.is_hidden:
-            plain *= believed
-        elif not self._has_drafted:
-            drafting = plain + (drafting - plain) * believed
-        is_seen = drafting - plain > _NOTICED * forward_seconds
-        return Overheads(plain, drafting) if is_seen else None
+        plain = min(self._plain) if len(self._plain) >= _FEWEST else 0.0
+        drafting = median(self._drafting)
+        if self._has_drafted:
+            return Overheads(plain * believed, drafting)
+        return Overheads(plain, plain + (drafting - plain) * believed)
