@@ -91,6 +91,11 @@ def random_prompt(length: int, seed: int, vocab: int = VOCAB) -> list[int]:
     return [*phrase, rng.randrange(1, vocab), *phrase][-length:]
 
 
+PROMPTS = [random_prompt(length, seed=length) for length in (6, 21, 36, 50, 44, 12)]
+ROOMY = {"block_size": 8, "max_batch_size": 4, "max_prefill_tokens": 40, "kv_tokens": 512}
+"""Settings of an engine that holds four of the prompts and 40 tokens more of each."""
+
+
 # ---- planners
 
 

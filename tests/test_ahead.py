@@ -20,9 +20,10 @@ from sdcontrol.errors import UnsupportedGeneration
 from sdcontrol.outlook import Outlook
 from sdcontrol.policies.tries import PRICE, PROBES
 from tests.engine_support import (
+    PROMPTS,
+    ROOMY,
     RecordingPlanner,
     Seldom,
-    random_prompt,
     run_checked,
     submit_all,
     text_tokenizer,
@@ -30,8 +31,6 @@ from tests.engine_support import (
 )
 from tests.graph_support import use_fake_graphs
 
-PROMPTS = [random_prompt(length, seed=length) for length in (6, 21, 36, 50, 44, 12)]
-ROOMY = {"block_size": 8, "max_batch_size": 4, "max_prefill_tokens": 40, "kv_tokens": 512}
 TIGHT = {**ROOMY, "kv_tokens": 96}
 OPTIONS: tuple[dict[str, object], ...] = (
     {"do_sample": False},

@@ -14,19 +14,18 @@ from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.runner import ModelRunner
 from tests.engine_support import (
+    PROMPTS,
+    ROOMY,
     RandomPlanner,
     RecordingPlanner,
     live_requests,
     noised,
-    random_prompt,
     run_checked,
     submit_all,
     text_tokenizer,
     tiny_model,
 )
 
-PROMPTS = [random_prompt(length, seed=length) for length in (6, 21, 36, 50, 44, 12)]
-ROOMY = {"block_size": 8, "max_batch_size": 4, "max_prefill_tokens": 40, "kv_tokens": 512}
 TIGHT = {**ROOMY, "kv_tokens": 88}
 ARMS = ("ngram", "sparse_kv:32", "sparse_kv:40:scored")
 OPTIONS: tuple[dict[str, object], ...] = (

@@ -69,6 +69,7 @@ class EngineParts:
         self._overlaps = self.runner.device.type == "cuda" if overlap is None else overlap
         self._decode_by(planner)
         self._events = Events(planner)
+        self._ended: list[Request] = []  # with the last step
         self._is_closed = False
 
     @property

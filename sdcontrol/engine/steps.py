@@ -5,23 +5,20 @@ the block pool: each part of a step is told in the nouns of its neighbours. In w
 follow one another, `loop` says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from sdcontrol.core import BatchView, Observation, Plan, Planner
+from sdcontrol.core import BatchView, Observation, Plan
 from sdcontrol.engine.batch import Batch
 from sdcontrol.engine.clock import StepClock, marks_of, unmeasured
 from sdcontrol.engine.compilations import compilations
-from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.engine.drafting import Drafts
 from sdcontrol.engine.flight import Flight
 from sdcontrol.engine.parts import EngineParts
 from sdcontrol.engine.request import FinishReason, Request, TokenEvent
 from sdcontrol.engine.shadows import ShadowDrafts, agreements
-from sdcontrol.engine.verify import Asked, Verdict, Verifier, VerifyTask
+from sdcontrol.engine.verify import Asked, Verdict, VerifyTask
 from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.scheduler import ScheduledBatch
 
@@ -33,26 +30,7 @@ log = EventLog(__name__)
 class EngineSteps(EngineParts):
     """The parts of a step, one method each. See `loop.Engine`, which puts them in order."""
 
-    def __init__(
-        self,
-        model: object,
-        *,
-        drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]" = (),
-        planner: Planner | None = None,
-        verification: str | Verifier = "coupled",
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        config: EngineConfig | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            drafters=drafters,
-            planner=planner,
-            verification=verification,
-            tokenizer=tokenizer,
-            config=config,
-        )
-        self._ended: list[Request] = []  # with the last step
-        self._free_kv_tokens = 0
+    _free_kv_tokens = 0  # that the drafts of a step may take
 
     def _clock(self, before: StepClock | None = None) -> StepClock:
         return StepClock(marks_of(self.runner.device), before=before)
