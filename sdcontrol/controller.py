@@ -127,7 +127,7 @@ class Controller:
 
     def goes_ahead(self) -> None:
         """Steps without drafts are launched before the last one's tokens are known: an engine says so."""
-        self._outlook = Outlook()
+        self._outlook = self._outlook or Outlook()
         if isinstance(self.cost, OnlineCost):
             self.cost.hide_plain_steps()
 

@@ -1,6 +1,6 @@
 """What an engine is made of, and the door through which requests come in.
 
-Knows models, drafters, settings and requests; nothing of steps: those are `loop`'s.
+Knows models, drafters, settings and requests; nothing of steps: those are `steps`'.
 """
 
 from collections.abc import Mapping, Sequence
