@@ -224,7 +224,7 @@ def _look_up(generator: np.random.Generator, kind: Kind) -> ArmOutcomes:
     found = (match_tokens > 0) | (generator.random(_OUTPUT_TOKENS) < 0.6)
     most = np.where(found, DEPTH, 0).astype(np.uint8)
     return ArmOutcomes(
-        np.minimum(_runs(is_right), most), match_tokens.astype(np.uint8), max_draft_tokens=most
+        np.minimum(runs_of(is_right), most), match_tokens.astype(np.uint8), max_draft_tokens=most
     )
 
 
@@ -234,15 +234,15 @@ def _model(generator: np.random.Generator, rate: float) -> ArmOutcomes:
     own = generator.beta(12.0 * rate, 12.0 * (1.0 - rate))
     wander = np.convolve(generator.standard_normal(length), np.ones(8) / np.sqrt(8.0), "same")
     hazards = np.clip(own + 0.15 * wander, 0.02, 0.99)
-    return ArmOutcomes(_runs(generator.random(length) < hazards))
+    return ArmOutcomes(runs_of(generator.random(length) < hazards))
 
 
-def _runs(is_right: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """How many draft tokens in a row are right from each position on, at most `DEPTH`."""
+def runs_of(is_right: NDArray[np.bool_], length: int = _OUTPUT_TOKENS) -> NDArray[np.uint8]:
+    """How many draft tokens in a row are right from each of `length` positions on, at most `DEPTH`."""
     run = np.zeros(len(is_right) + 1, dtype=int)
     for i in range(len(is_right) - 1, -1, -1):
         run[i] = run[i + 1] + 1 if is_right[i] else 0
-    return np.minimum(run[:_OUTPUT_TOKENS], DEPTH).astype(np.uint8)
+    return np.minimum(run[:length], DEPTH).astype(np.uint8)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

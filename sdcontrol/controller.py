@@ -94,7 +94,7 @@ class Controller:
         self.has_own_estimates = cost is not None or acceptance is not None
         self.learns = self.has_own_estimates or getattr(self.policy, "uses_belief", True)
         self.num_observed = 0  # steps
-        self._outlook: Outlook | None = None  # once an engine goes ahead
+        self.outlook: Outlook | None = None  # once an engine goes ahead
         self._faults = PolicyFaults(type(self.policy).__name__, clock)
         self._believed: tuple[BatchView, Belief] | None = None
         self._by_confidence: bool = getattr(self.policy, "refines_by_confidence", False)
@@ -117,7 +117,7 @@ class Controller:
     def plans_ahead(self) -> bool:
         """Whether to plan before the last step's tokens are known, drafts once they are: where those are rare."""
         gained: float = getattr(self.cost, "share_of_drafting", 0.0)
-        return not self.drafts or (self._outlook is not None and self._outlook.is_quiet(gained))
+        return not self.drafts or (self.outlook is not None and self.outlook.is_quiet(gained))
 
     def pad_to(self, token_edges: Sequence[int]) -> None:
         """Price forwards as padded to these sizes; an engine says so of its own."""
@@ -127,7 +127,7 @@ class Controller:
 
     def goes_ahead(self) -> None:
         """Steps without drafts are launched before the last one's tokens are known: an engine says so."""
-        self._outlook = self._outlook or Outlook()
+        self.outlook = self.outlook or Outlook()
         if isinstance(self.cost, OnlineCost):
             self.cost.hide_plain_steps()
 
@@ -236,8 +236,8 @@ class Controller:
         """Learn what came of a step. Raises `ObservationError` for columns of unequal length."""
         observation.check()
         self.num_observed += 1
-        if self._outlook is not None:
-            self._outlook.note(observation.plan)
+        if self.outlook is not None:
+            self.outlook.note(observation.plan)
         self._faults.observe(observation)
         self._believed = None
         noted: Sequence[Observation] = (observation,)

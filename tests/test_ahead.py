@@ -394,49 +394,130 @@ def test_what_is_only_tried_can_wait() -> None:
 # Time
 
 
-class Marks:
-    """A device whose clock stands at these times when its marks are reached."""
+class Device:
+    """A device with a queue, and a host that asks it; seconds of either pass as they are told to."""
 
-    def __init__(self, *reached: float) -> None:
-        self.reached = reached
+    def __init__(self) -> None:
+        self.host = self.free = 0.0  # the host's clock; when the device has done what it was asked
+
+    def ask(self, seconds: float) -> None:
+        self.free = max(self.free, self.host) + seconds
+
+    def wait(self) -> None:
+        self.host = max(self.host, self.free)
+
+
+class Marks:
+    """Of one step, in the queue of a device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.reached: list[float] = []
 
     def add(self) -> None:
-        pass
+        self.reached.append(max(self._device.free, self._device.host))
 
     def seconds(self) -> float:
         pairs = zip(self.reached[::2], self.reached[1::2], strict=True)
         return sum(end - start for start, end in pairs)
 
+    def seconds_idle(self) -> float:
+        pairs = zip(self.reached[1:-1:2], self.reached[2::2], strict=True)
+        return sum(start - end for end, start in pairs)
+
     def seconds_after(self, other: "Marks") -> float:
         return self.reached[0] - other.reached[-1]
 
 
-def ahead(first_mark: float, *, is_followed: bool) -> Timing:
-    """Launched in 1 + 3 seconds while the device was at the step before, until its second 10."""
-    now = 0.0
-    before = StepClock(Marks(0.0, 9.0, 9.5, 10.0), lambda: now)
-    marks = Marks(first_mark, first_mark + 8, first_mark + 8, first_mark + 9)
-    clock = StepClock(marks, lambda: now, before=before)
-    for phase, seconds in (("overhead", 1.0), ("controller", 3.0), ("draft", 0.0), ("verify", 0.5)):
-        now += seconds
-        clock.lap(phase)
-    now += 50.0
-    clock.resume()
-    if is_followed:
-        now += 4.0
-        clock.follow()
-    now += 2.0
-    clock.lap("wait")
-    now += 1.5
-    clock.lap("commit")
-    return clock.timing({}, 0.0)
+FORWARD, VERDICTS = 8.0, 1.0
+LAUNCHING = {"overhead": 1.0, "controller": 3.0}
 
 
-def test_a_step_launched_ahead_takes_what_the_device_takes_and_waited() -> None:
-    hidden = ahead(10.0, is_followed=True)
-    assert hidden == Timing({}, 9.0, 0.0, 0.0)
-    waited = ahead(11.0, is_followed=True)
-    assert waited == Timing({}, 9.0, 0.75, 0.25)
-    long_away = ahead(70.0, is_followed=True)
-    assert long_away == Timing({}, 9.0, 3.0, 1.0), "somebody else's time"
-    assert ahead(10.0, is_followed=False) == Timing({}, 9.0, 0.0, 1.5)
+class Host:
+    """What an engine's loop does of steps without drafts, call by call, on a device of its own."""
+
+    def __init__(self, *, pace: float = 1.0, away: float = 0.0) -> None:
+        self.device = Device()
+        self.pace, self.away = pace, away
+        self.flight: StepClock | None = None
+        self.timings: list[Timing] = []
+        self.ends: list[float] = []  # when the device had answered each
+
+    def launch(self, before: StepClock | None = None) -> StepClock:
+        device = self.device
+        clock = StepClock(Marks(device), lambda: device.host, before=before)
+        for phase, seconds in LAUNCHING.items():
+            self._work(seconds)
+            clock.lap(phase)
+        clock.lap("draft")
+        device.ask(FORWARD)
+        clock.lap("verify")
+        return clock
+
+    def step(self, *, goes_ahead: bool) -> None:
+        """Land a step, and launch the next: before, or after."""
+        device, flight = self.device, self.flight or self.launch()
+        flight.resume()
+        device.ask(VERDICTS)
+        flight.lap("verify")
+        self.ends.append(device.free)
+        ahead = None
+        if goes_ahead:
+            ahead = self.launch(flight)
+            flight.follow()
+        device.host = max(device.host, self.ends[-1])
+        flight.lap("wait")
+        self._work(1.5)
+        flight.lap("commit")
+        self.timings.append(flight.timing({}, 0.0))
+        if ahead is not None:
+            ahead.catch_up()
+        self.flight = ahead or self.launch()
+        self._work(0.5)
+        self.flight.lap("learning")
+        device.host += self.away
+
+    def _work(self, seconds: float) -> None:
+        self.device.host += self.pace * seconds
+
+
+def totals(host: Host) -> list[float]:
+    return [timing.total_seconds for timing in host.timings]
+
+
+def test_a_step_launched_ahead_takes_what_the_device_takes() -> None:
+    host = Host()
+    for _ in range(6):
+        host.step(goes_ahead=True)
+    assert host.timings[1:] == [Timing({}, FORWARD + VERDICTS, 0.0, 0.0)] * 5
+
+
+@pytest.mark.parametrize("pace", [1.0, 1.6, 2.0, 5.0])
+@pytest.mark.parametrize("period", [1, 3, 100])
+def test_times_of_steps_add_up_to_the_time_that_passes(pace: float, period: int) -> None:
+    """However slow the host is, and however often nothing can be launched ahead."""
+    host = Host(pace=pace)
+    for number in range(1, 31):
+        host.step(goes_ahead=number % period != 0 or period == 1)
+    passed = host.ends[-1] - host.ends[0]
+    assert sum(totals(host)[1:]) == pytest.approx(passed, rel=0.03)
+    assert host.device.host > 5.0
+
+
+def test_somebody_elses_time_is_not_a_steps() -> None:
+    away, here = Host(away=100.0), Host()
+    for host in (away, here):
+        for _ in range(10):
+            host.step(goes_ahead=True)
+    assert totals(away)[2:] == pytest.approx(totals(here)[2:], abs=LAUNCHING["overhead"] + 3.0)
+    assert max(totals(away)) < 20.0
+
+
+def test_what_a_device_waited_for_is_shared_out_as_the_host_spent_it() -> None:
+    host = Host(pace=5.0)
+    for _ in range(6):
+        host.step(goes_ahead=True)
+    idle = 5.0 * sum(LAUNCHING.values()) - VERDICTS  # before the forward
+    then = 5.0 * (1.5 + 0.5) - FORWARD  # after it: the step before was kept and learnt from so long
+    expected = Timing({}, FORWARD + VERDICTS, 0.75 * idle, 0.25 * idle + then)
+    assert host.timings[-1] == expected

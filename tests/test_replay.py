@@ -1,6 +1,8 @@
 """Facts about exact replay: told the same, a controller decides the same, and else one is told."""
 
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from sdcontrol.core import (
     RequestView,
     Timing,
 )
+from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError, TraceError, UnknownName
 from sdcontrol.estimators.cost import OnlineCost
@@ -28,9 +31,11 @@ from sdcontrol.policies.base import Policy
 from sdcontrol.policies.learned_model import save, train
 from sdcontrol.policies.registry import parse
 from sdcontrol.traces.bundled import bundled_trace, bundled_traces
+from sdcontrol.traces.facts import facts_of
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.recorder import Recorder
 from sdcontrol.traces.replay import replay_exactly
+from sdcontrol.traces.writer import TraceWriter
 from tests.engine_support import noised, random_prompt, tiny_model
 from tests.trace_support import ARMS, decode
 
@@ -325,6 +330,63 @@ def test_run_of_an_engine_replays_exactly(tmp_path: Path, policy: object) -> Non
     assert trace.header.models["target"].num_layers == 2
     assert trace.header.drafters == ("ngram", "sparse_kv:48", "draft_model")
     assert trace.header.engine["kv_tokens"] == 160
+
+
+class Seldom(Policy):
+    """Drafts in every 13th step alone."""
+
+    def plan(self, view: BatchView, belief: Belief) -> Plan:
+        return Plan.off(view) if view.step % 13 else Plan.uniform(view, "ngram", 3)
+
+
+@pytest.mark.parametrize("policy", ["goodput", "off", "static:ngram:3", Seldom])
+def test_run_whose_steps_overlap_replays_exactly(tmp_path: Path, policy: object) -> None:
+    """Ends that nobody foresaw among them: their rows are gone when the step is observed."""
+
+    def controller(clock: Callable[[], float] | None) -> Controller:
+        return Controller(policy() if isinstance(policy, type) else policy, clock=clock)  # type: ignore[arg-type]
+
+    recorder = Recorder(controller(time.perf_counter), tmp_path / "t")
+    config = EngineConfig(overlap=True, max_prefill_tokens=24)
+    target, ends = tiny_model(), list(range(40, 48))
+    with recorder, Engine(target, drafters=["ngram"], planner=recorder, config=config) as engine:
+        for length in (40, 9, 30, 50, 24):
+            engine.submit(
+                random_prompt(length, length),
+                max_new_tokens=40,
+                do_sample=True,
+                seed=length,
+                eos_token_id=ends if length > 20 else None,
+            )
+        finished = engine.run().values()
+        ahead = engine.stats.launched_ahead
+    trace = Trace(tmp_path / "t")
+    steps = list(trace.steps())
+    late = [step.seen_steps for step in steps if step.seen_steps is not None]
+    assert late == [n - 1 for n, step in enumerate(steps) if step.seen_steps is not None]
+    assert len(late) > 10
+    assert ahead > 3 or policy in ("goodput", "static:ngram:3")
+    assert {request.finish_reason for request in finished} == {"eos", "length"}
+    report = replay_exactly(trace, controller(None) if isinstance(policy, type) else None)
+    assert report.is_exact, str(report)
+    assert report.num_plans >= len(late)
+    starts = [step.start_seconds for step in steps]
+    assert starts == sorted(starts)
+
+
+def test_order_of_plans_and_observations_is_part_of_the_recording(tmp_path: Path) -> None:
+    controller = Controller(SPECS["heuristic"])  # type: ignore[arg-type]  # a mapping
+    facts, _ = facts_of(controller)
+    with Recorder(controller, tmp_path / "t") as recorder:
+        decode(recorder, 40)
+    steps = list(Trace(tmp_path / "t").steps())
+    assert replay_exactly(tmp_path / "t").is_exact
+    with TraceWriter(tmp_path / "late", facts) as writer:
+        for place, step in enumerate(steps):
+            writer.append(replace(step, seen_steps=max(place - 1, 0)))
+    report = replay_exactly(tmp_path / "late")
+    assert report.num_steps == report.num_plans == 40
+    assert not report.is_exact
 
 
 def test_recording_changes_no_token(tmp_path: Path) -> None:

@@ -98,17 +98,19 @@ def test_columns_can_be_read_alone(tmp_path: Path) -> None:
     assert [value for table in tables for value in table["step"].to_pylist()] == list(range(300))
 
 
-def test_traces_from_before_a_view_said_whether_others_wait_are_readable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lacking", [["seen_steps"], ["others_wait", "seen_steps"]])
+def test_traces_from_before_some_columns_are_readable(tmp_path: Path, lacking: list[str]) -> None:
     written = [plain_step(n) for n in range(3)]
     write_trace(tmp_path / "t", written)
     path = tmp_path / "t" / "steps.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["others_wait"]), path, store_schema=False)
+    pq.write_table(pq.read_table(path).drop_columns(lacking), path, store_schema=False)
     header = read_header(tmp_path / "t")
     files = {**header.files, path.name: digest_of(path).model_copy(update={"rows": 3})}
     write_header(tmp_path / "t", header.model_copy(update={"files": files}))
     steps = list(Trace(tmp_path / "t").steps())
     assert [step.observation for step in steps] == [step.observation for step in written]
     assert not any(step.observation.view.others_wait for step in steps)
+    assert all(step.seen_steps is None for step in steps)
 
 
 def test_trace_is_never_written_over_another(tmp_path: Path) -> None:

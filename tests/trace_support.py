@@ -92,7 +92,8 @@ def recorded_steps(draw: st.DrawFn) -> RecordedStep:
     ]
     other = st.just(Plan(_row(draw, rows, _CHOICES), draw(_NAMES)))
     planned = draw(st.none() | st.just(plan) | other)
-    return RecordedStep(observation, draw(_FLOATS), planned, observation.faults[:1], tuple(calls))
+    faults, seen_steps = observation.faults[:1], draw(st.none() | _FEW)
+    return RecordedStep(observation, draw(_FLOATS), planned, faults, tuple(calls), seen_steps)
 
 
 # ---- steps that make sense

@@ -6,7 +6,7 @@ ends with a copy, so that both clocks agree. Knows nothing of what is done in a 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Self
 
 import torch
@@ -36,6 +36,10 @@ class DeviceMarks(Protocol):
         """Between the last mark of `other` and the first of these, both reached."""
         ...
 
+    def seconds_idle(self) -> float:
+        """Between the second and the third mark, the fourth and the fifth, and so on, all reached."""
+        ...
+
 
 class CudaMarks:
     """Events of the current stream."""
@@ -53,12 +57,19 @@ class CudaMarks:
     def seconds(self) -> float:
         """See `DeviceMarks`."""
         self._events[-1].synchronize()
-        pairs = zip(self._events[::2], self._events[1::2], strict=True)
-        return float(sum(start.elapsed_time(end) for start, end in pairs)) / 1e3
+        return self._elapsed(self._events)
+
+    def seconds_idle(self) -> float:
+        """See `DeviceMarks`."""
+        return self._elapsed(self._events[1:-1])
 
     def seconds_after(self, other: Self) -> float:
         """See `DeviceMarks`."""
-        return float(other._events[-1].elapsed_time(self._events[0])) / 1e3
+        return self._elapsed([other._events[-1], self._events[0]])
+
+    def _elapsed(self, events: Sequence[torch.cuda.Event]) -> float:
+        pairs = zip(events[::2], events[1::2], strict=True)
+        return float(sum(start.elapsed_time(end) for start, end in pairs)) / 1e3
 
 
 def marks_of(device: torch.device) -> DeviceMarks | None:
@@ -71,7 +82,8 @@ class StepClock:
 
     What is done between the forward's launch and its verdicts (`meanwhile`, `learning` from the
     step before) then costs nothing, as long as it takes no longer than the forward. Of a step that
-    was launched while the device was at the one `before`, nothing but what the device waited does.
+    was launched while the device was at the one `before`, nothing but what the device waited does;
+    nor of one that the next was launched behind, until its verdicts are asked for.
     """
 
     def __init__(
@@ -82,8 +94,9 @@ class StepClock:
         before: "StepClock | None" = None,
     ) -> None:
         self._marks = marks
-        self._marks_before = None if before is None else before._marks
+        self._before = before
         self._is_followed = False
+        self._away_seconds = 0.0  # the caller's, between forward and verdicts
         self._now = now
         self._last = now()
         self._seconds = dict.fromkeys(_PHASES, 0.0)
@@ -98,9 +111,19 @@ class StepClock:
 
     def resume(self) -> None:
         """Verdicts are asked for: the time since the last lap was somebody else's."""
-        self._last = self._now()
+        now = self._now()
+        self._away_seconds, self._last = now - self._last, now
         if self._marks is not None:
             self._marks.add()
+
+    def catch_up(self) -> None:
+        """The step before has landed: what its verdicts were waited for was its own time."""
+        if self._before is None:
+            return
+        now, before = self._now(), self._before
+        committed = 0.0 if self._marks is None else before._seconds["commit"]
+        self._seconds["meanwhile"] += committed + now - before._last
+        self._last, before._before = now, None  # or each would keep all that were before it
 
     def follow(self) -> None:
         """The next step has been launched since the last lap, which was its own time."""
@@ -121,12 +144,12 @@ class StepClock:
             controller += seconds["learning"]
             overhead += seconds["meanwhile"] + seconds["commit"]
         else:
-            host = verify + seconds["meanwhile"] + seconds["learning"]
-            verify = self._marks.seconds()
+            host, verify = verify, self._marks.seconds()
             share = self._share_waited_for(overhead + controller)
             overhead, controller = share * overhead, share * controller
+            overhead += self._waited_meanwhile(host - verify)
             if not self._is_followed:
-                overhead += max(host - verify, 0.0) + seconds["commit"]
+                overhead += seconds["commit"]
         return Timing(
             draft_seconds=draft_seconds,
             verify_seconds=verify,
@@ -136,10 +159,17 @@ class StepClock:
 
     def _share_waited_for(self, launching: float) -> float:
         """Of the seconds that the host took to launch the step, those in which the device idled."""
-        if self._marks is None or self._marks_before is None:
+        if self._marks is None or self._before is None or self._before._marks is None:
             return 1.0
-        idle = self._marks.seconds_after(self._marks_before)
+        idle = self._marks.seconds_after(self._before._marks)
         return min(max(idle, 0.0) / launching, 1.0) if launching else 0.0
+
+    def _waited_meanwhile(self, waited: float) -> float:
+        """Seconds between forward and verdicts in which the device idled; the host `waited` so much longer for it."""
+        own = self._seconds["meanwhile"] + self._seconds["learning"]
+        if self._marks is not None and (self._before is not None or self._is_followed):
+            return min(max(self._marks.seconds_idle() - self._away_seconds, 0.0), own)
+        return max(waited + own, 0.0)
 
 
 def unmeasured(timing: Timing) -> Timing:

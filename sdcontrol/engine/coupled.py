@@ -41,7 +41,7 @@ class CoupledVerifier:
             return Asked(lambda: verdicts)
         tokens = _sample_next(logits, tasks)
         there = on_its_way(tokens)
-        return Asked(lambda: [_next(token) for token in there().tolist()], tokens)
+        return Asked(lambda: [Verdict((), token) for token in there().tolist()], tokens)
 
     def _has_ended(self, walk: Walk, samples: Mapping[int, int]) -> bool:
         """Go on as far as samples are known; whether that was the end."""
@@ -67,11 +67,6 @@ class CoupledVerifier:
 
 def _has_draft(task: VerifyTask) -> bool:
     return task.draft is not None and bool(task.draft.tokens)
-
-
-def _next(token: int) -> Verdict:
-    check_sample(token)
-    return Verdict((), token)
 
 
 def _sample_next(logits: Tensor, tasks: Sequence[VerifyTask]) -> Tensor:

@@ -15,6 +15,7 @@ from sdcontrol.engine.clock import StepClock
 from sdcontrol.engine.copies import upload
 from sdcontrol.engine.drafting import Drafts
 from sdcontrol.engine.request import Request
+from sdcontrol.engine.sampling import check_sample
 from sdcontrol.engine.shadows import ShadowDrafts
 from sdcontrol.engine.verify import Verdict, VerifyTask
 
@@ -58,8 +59,13 @@ class Flight:
         return known[upload(index, tokens.device)]
 
     def counted(self, verdicts: list[Verdict]) -> list[Verdict]:
-        """Those of requests that have not ended since."""
-        return verdicts if self.rows is None else [verdicts[row] for row in self.rows]
+        """Those of requests that have not ended since.
+
+        Raises `UnsupportedGeneration` where one of them could be given no token.
+        """
+        counted = verdicts if self.rows is None else [verdicts[row] for row in self.rows]
+        check_sample(min([verdict.next_token for verdict in counted], default=0))
+        return counted
 
     def without(self, ended: Collection[Request]) -> "Flight | None":
         """The same without requests that have ended meanwhile; None where that leaves nobody."""

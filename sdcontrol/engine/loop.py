@@ -134,7 +134,7 @@ class Engine(EngineSteps):
             raise
         if ahead is None:
             return observation, None
-        ahead.clock.lap("meanwhile")
+        ahead.clock.catch_up()
         return observation, ahead.without(self._ended)
 
     def _launch(self, step: int) -> Flight:

@@ -128,7 +128,7 @@ class AttentionGroup:
         """The page tables of one layer: `[requests, pages]` or `[requests, kv_heads, pages]`."""
         if self._pages is None:
             pages = _pages(self.members, self.block_size)
-            self._pages = torch.from_numpy(pages).to(self.limits.device)
+            self._pages = upload(pages, self.limits.device)
         return self._pages[layer] if self._pages.dim() == 4 else self._pages
 
 

@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
     """What became of one draft."""
 
     accepted_nodes: tuple[int, ...]  # the accepted path, from the root
-    next_token: int  # the target's, after that path: correction or bonus
+    next_token: int  # the target's, after that path: correction or bonus; -1: see `check_sample`
 
 
 class Asked(NamedTuple):

@@ -11,7 +11,7 @@ from itertools import accumulate, chain
 import pyarrow as pa
 
 from sdcontrol.core import Choice, Observation, Plan
-from sdcontrol.traces.schema import OTHERS_WAIT, RecordedStep, Refinement, RequestRecord
+from sdcontrol.traces.schema import OTHERS_WAIT, SEEN_STEPS, RecordedStep, Refinement, RequestRecord
 
 __all__ = ["REQUESTS", "STEPS", "requests_table", "steps_table"]
 
@@ -81,6 +81,7 @@ STEPS = pa.schema(
         _required("refine_given_tokens", _lists(_INT, 2)),
         _required("refine_kept_tokens", _lists(_INT, 2)),
         _optional(OTHERS_WAIT, _BOOL),
+        _optional(SEEN_STEPS, _INT),
     ]
 )
 
@@ -104,13 +105,9 @@ REQUESTS = pa.schema(
 
 def requests_table(records: Sequence[RequestRecord]) -> pa.Table:
     """One row per record, in their order."""
-    return pa.table(
-        {
-            field.name: [getattr(record, field.name) for record in records]
-            for field in fields(RequestRecord)
-        },
-        schema=REQUESTS,
-    )
+    names = [field.name for field in fields(RequestRecord)]
+    columns = {name: [getattr(record, name) for record in records] for name in names}
+    return pa.table(columns, schema=REQUESTS)
 
 
 def steps_table(steps: Sequence[RecordedStep]) -> pa.Table:
@@ -212,6 +209,7 @@ def _planned_columns(steps: Sequence[RecordedStep]) -> dict[str, pa.Array]:
         "planned_tokens": _listed(tokens, _INT),
         "planned_reason": pa.array([plan and plan.reason for plan in plans], _TEXT),
         "plan_faults": _listed([step.plan_faults for step in steps], _TEXT),
+        SEEN_STEPS: pa.array([step.seen_steps for step in steps], _INT),
     }
 
 

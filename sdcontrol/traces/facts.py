@@ -14,24 +14,29 @@ from sdcontrol.policies import PolicyConfig
 from sdcontrol.traces.parts import digest_of
 from sdcontrol.traces.schema import ControllerFacts, TraceFacts
 
-__all__ = ["facts_of"]
+__all__ = ["controller_facts", "facts_of"]
 
 
 def facts_of(planner: Planner) -> tuple[TraceFacts, dict[str, Path]]:
     """What is to be known to make `planner` again, and the files that it reads, by kept name."""
     if not isinstance(planner, Controller):
         return TraceFacts(), {}
-    controller = ControllerFacts(
+    policy, files = _kept(planner.policy_config)
+    return TraceFacts(controller=controller_facts(planner), policy=policy), files
+
+
+def controller_facts(planner: Controller) -> ControllerFacts:
+    """How it was made, and what an engine has told it so far."""
+    return ControllerFacts(
         seed=planner.seed,
         max_draft_tokens=planner.max_draft_tokens,
         token_edges=planner.token_edges,
         machine=planner.machine,
+        may_go_ahead=planner.outlook is not None,
         plan_budget_seconds=planner.plan_budget_seconds,
         has_own_estimates=planner.has_own_estimates,
         steps_before=planner.num_observed,
     )
-    policy, files = _kept(planner.policy_config)
-    return TraceFacts(controller=controller, policy=policy), files
 
 
 def _kept(config: PolicyConfig | None) -> tuple[Mapping[str, JsonValue] | None, dict[str, Path]]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sdcontrol.errors import SdcontrolError, TraceError
-from sdcontrol.traces.schema import OTHERS_WAIT, FileFacts
+from sdcontrol.traces.schema import LATER_COLUMNS, FileFacts
 
 __all__ = ["Part", "digest_of", "find_parts", "open_table", "parquet_options", "reading"]
 __all__ += ["replace_file", "write_part"]
@@ -123,8 +123,7 @@ def open_table(part: Part, schema: pa.Schema, *, place: Mapping[str, object]) ->
         raise TraceError(f"{path} is damaged: its digest is not the recorded one; restore it")
     with reading(path):
         file = pq.ParquetFile(path, page_checksum_verification=True)
-        earlier = pa.schema([column for column in schema if column.name != OTHERS_WAIT])
-        if file.schema_arrow not in (schema, earlier):
+        if file.schema_arrow not in _schemas(schema):
             raise TraceError(f"{path} has other columns than this version of sdcontrol writes")
         known = json.loads((file.metadata.metadata or {}).get(_KEY.encode(), b"{}"))
         if any(known.get(key) != value for key, value in place.items()):
@@ -133,6 +132,12 @@ def open_table(part: Part, schema: pa.Schema, *, place: Mapping[str, object]) ->
             raise TraceError(f"{path} has {file.metadata.num_rows} rows, not {part.rows}")
         _check_sizes(path, file.metadata)
         return file
+
+
+def _schemas(schema: pa.Schema) -> list[pa.Schema]:
+    """A table's, as this version writes it and as earlier ones did."""
+    lacking = [LATER_COLUMNS[count:] for count in range(len(LATER_COLUMNS) + 1)]
+    return [pa.schema([c for c in schema if c.name not in names]) for names in lacking]
 
 
 def _check_sizes(path: Path, metadata: pq.FileMetaData) -> None:

@@ -13,19 +13,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
 from sdcontrol.errors import TraceError
 from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.logs import EventLog
-from sdcontrol.traces.facts import facts_of
-from sdcontrol.traces.schema import RecordedStep, Refinement, RequestRecord, TraceFacts
+from sdcontrol.traces.decisions import Decisions
+from sdcontrol.traces.facts import controller_facts, facts_of
+from sdcontrol.traces.schema import RequestRecord, TraceFacts
 from sdcontrol.traces.writer import TraceWriter
 
 __all__ = ["Recorder"]
 
 _log = EventLog(__name__)
 
-_HEARD = ("max_draft_tokens", "token_edges", "machine")  # of a controller, what an engine tells it
+_HEARD = ("max_draft_tokens", "token_edges", "machine", "may_go_ahead")  # what an engine tells
 
 
 @dataclass(slots=True)
@@ -75,10 +77,7 @@ class Recorder:
         self._live: dict[str, _Live] = {}
         self._ended: set[str] = set()  # in this step
         self._faults: list[str] = []  # the planner's, until somebody takes them
-        self._planned: Plan | None = None
-        self._planned_tokens: tuple[int, ...] = ()
-        self._plan_faults: tuple[str, ...] = ()
-        self._refinements: list[Refinement] = []
+        self._decisions = Decisions()
 
     def describe(self, facts: TraceFacts) -> None:
         """Say what is run: models, drafters, settings. Policy and controller stay as they are."""
@@ -104,15 +103,20 @@ class Recorder:
         """The same of a machine that is known already, as a simulation tells it."""
         self._tell("price_by", machine)
 
+    def goes_ahead(self) -> None:
+        """Tell the planner that steps may be launched ahead of their tokens, and keep it: prices depend on it."""
+        self._tell("goes_ahead")
+
     def _tell(self, name: str, *told: object) -> None:
         """Pass on what an engine says, and write down what a controller makes of it."""
         tell = getattr(self._planner, name, None)
         if tell is None:
             return
         tell(*told)
-        if self._is_recording and self._facts.controller is not None:
-            heard = {name: getattr(self._planner, name) for name in _HEARD}
-            controller = self._facts.controller.model_copy(update=heard)
+        if self._is_recording and isinstance(self._planner, Controller):
+            now = controller_facts(self._planner)
+            heard = {name: getattr(now, name) for name in _HEARD}
+            controller = (self._facts.controller or now).model_copy(update=heard)
             self._facts = self._facts.model_copy(update={"controller": controller})
             self._try(lambda: self._writer.describe(self._facts))
 
@@ -125,6 +129,16 @@ class Recorder:
     def learns(self) -> bool:
         """Whether the planner wants to know how free drafters would have done."""
         return bool(getattr(self._planner, "learns", True))
+
+    @property
+    def allows_late_observations(self) -> bool:
+        """Whether it may be asked for a plan before it is told what came of the one before."""
+        return bool(getattr(self._planner, "allows_late_observations", False))
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether it may be asked before the last step's tokens are known."""
+        return bool(getattr(self._planner, "plans_ahead", False))
 
     @property
     def refines(self) -> bool:
@@ -147,19 +161,15 @@ class Recorder:
 
     def plan(self, view: BatchView) -> Plan:
         """The planner's plan."""
-        self._planned, self._refinements = None, []
         self._collect_faults()
         plan = self._planner.plan(view)
-        self._plan_faults = self._collect_faults()
-        self._planned, self._planned_tokens = plan, _tokens(plan)
+        self._decisions.planned(view, plan, self._collect_faults(), self._now())
         return plan
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
         """The planner's shorter plan."""
         refined = self._planner.refine(view, plan, confidence)
-        given = self._planned_tokens if plan is self._planned else _tokens(plan)
-        kept = given if refined is plan else _tokens(refined)
-        self._refinements.append(Refinement(confidence, given, kept))
+        self._decisions.refined(view, plan, confidence, refined)
         return refined
 
     def observe(self, observation: Observation) -> None:
@@ -247,17 +257,8 @@ class Recorder:
     # writing
 
     def _record(self, observation: Observation, now: float) -> None:
-        # An engine counts observing the last step to this one, before which requests may come.
-        start_seconds = now - observation.timing.total_seconds + self._observe_seconds
-        self._note_strangers(observation, start_seconds)
-        step = RecordedStep(
-            observation=observation,
-            start_seconds=start_seconds,
-            planned=self._planned,
-            plan_faults=self._plan_faults,
-            refinements=tuple(self._refinements),
-        )
-        self._planned, self._plan_faults, self._refinements = None, (), []
+        step = self._decisions.close(observation, now, self._observe_seconds)
+        self._note_strangers(observation, step.start_seconds)
         if self._is_recording:
             self._try(lambda: self._writer.append(step))
 
@@ -291,7 +292,3 @@ class Recorder:
 
     def _now(self) -> float:
         return self._clock() - self._origin
-
-
-def _tokens(plan: Plan) -> tuple[int, ...]:
-    return tuple([choice.num_draft_tokens for choice in plan.choices])

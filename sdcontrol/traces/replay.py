@@ -1,10 +1,12 @@
 """Exact replay: would a controller made as recorded, told what was observed, plan the same again?
 
 The state of a controller is a fold over observations, so it must; where it does not, the controller
-was changed, or depends on something that is not in its observations. Knows nothing of engines.
+was changed, or depends on something that is not in its observations. A step that was planned before
+the one before it was observed is planned so again. Knows nothing of engines.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -12,7 +14,7 @@ from pathlib import Path
 
 from sdcontrol import policies
 from sdcontrol.controller import Controller
-from sdcontrol.core import Choice, Plan
+from sdcontrol.core import Choice, Observation, Plan
 from sdcontrol.errors import ConfigError, TraceError
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.schema import RecordedStep, TraceHeader
@@ -69,18 +71,18 @@ def replay_exactly(trace: Trace | Path | str, controller: Controller | None = No
     """
     trace = trace if isinstance(trace, Trace) else Trace(trace)
     controller = controller_of(trace) if controller is None else controller
-    num_steps = num_plans = num_refinements = num_differences = 0
-    shown: list[Difference] = []
-    for place, step in enumerate(trace.steps()):
-        num_steps += 1
-        num_plans += step.planned is not None
-        num_refinements += len(step.refinements)
-        for difference in _differences(controller, place, step):
-            num_differences += 1
-            if len(shown) < _MOST_SHOWN:
-                shown.append(difference)
+    counts, num_differences, shown = Counter[str](), 0, list[Difference]()
+    for difference in _differences(controller, trace.steps(), counts):
+        num_differences += 1
+        if len(shown) < _MOST_SHOWN:
+            shown.append(difference)
     return ReplayReport(
-        num_steps, num_plans, num_refinements, num_differences, tuple(shown), trace.cut
+        num_steps=counts["steps"],
+        num_plans=counts["plans"],
+        num_refinements=counts["refinements"],
+        num_differences=num_differences,
+        differences=tuple(shown),
+        cut=trace.cut,
     )
 
 
@@ -116,6 +118,8 @@ def controller_of(trace: Trace) -> Controller:
         raise TraceError(f"{trace.path}: policy {policy}: {error}; {remedy}") from error
     if facts.machine is not None:
         controller.price_by(facts.machine)
+    if facts.may_go_ahead:
+        controller.goes_ahead()
     return controller
 
 
@@ -129,8 +133,40 @@ def _with_kept_files(
     }
 
 
-def _differences(controller: Controller, place: int, step: RecordedStep) -> Iterator[Difference]:
-    """Make the decisions of one step again, then learn what came of it."""
+def _differences(
+    controller: Controller, steps: Iterable[RecordedStep], counts: Counter[str]
+) -> Iterator[Difference]:
+    """Decide and learn again, in the order of the recording; `counts` says how much of it there was."""
+    waiting: deque[_Placed] = deque()
+    for place, step in enumerate(steps):
+        counts.update(
+            steps=1, plans=step.planned is not None, refinements=len(step.refinements)
+        )
+        yield from _learn(controller, waiting, place if step.seen_steps is None else step.seen_steps)
+        yield from _decide(controller, place, step)
+        waiting.append((place, step.observation))
+    yield from _learn(controller, waiting, counts["steps"])
+
+
+_Placed = tuple[int, Observation]
+"""The place of a step in the trace, and what came of it."""
+
+
+def _learn(
+    controller: Controller, waiting: deque[_Placed], num_steps: int
+) -> Iterator[Difference]:
+    """Learn what came of the first steps, as far as that waits."""
+    while waiting and waiting[0][0] < num_steps:
+        place, observation = waiting.popleft()
+        try:
+            controller.observe(observation)
+        except Exception as error:
+            number, raised = observation.view.step, f"raised {error!r}"
+            yield Difference(place, number, "observe", "an observation", raised)
+
+
+def _decide(controller: Controller, place: int, step: RecordedStep) -> Iterator[Difference]:
+    """Make the decisions of one step again."""
     number = step.observation.view.step
     for verb, recorded, decide in _decisions(controller, step):
         try:
@@ -140,10 +176,6 @@ def _differences(controller: Controller, place: int, step: RecordedStep) -> Iter
             continue
         if plan.choices != recorded.choices:
             yield Difference(place, number, verb, _words(recorded), _words(plan))
-    try:
-        controller.observe(step.observation)
-    except Exception as error:
-        yield Difference(place, number, "observe", "an observation", f"raised {error!r}")
 
 
 def _decisions(

@@ -24,6 +24,7 @@ from sdcontrol.core import (
 from sdcontrol.errors import TraceError
 from sdcontrol.traces.schema import (
     OTHERS_WAIT,
+    SEEN_STEPS,
     RecordedStep,
     Refinement,
     RequestRecord,
@@ -60,6 +61,7 @@ def _step(row: _Row) -> RecordedStep:
         planned=_planned(row, observation.plan),
         plan_faults=row["plan_faults"],
         refinements=tuple(_refinements(row, observation.confidence or ())),
+        seen_steps=row.get(SEEN_STEPS),
     )
     try:
         check_rows(step)

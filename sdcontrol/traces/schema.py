@@ -15,8 +15,10 @@ from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = [
+    "LATER_COLUMNS",
     "OTHERS_WAIT",
     "SCHEMA_VERSION",
+    "SEEN_STEPS",
     "ControllerFacts",
     "FileFacts",
     "RecordedStep",
@@ -28,7 +30,9 @@ __all__ = [
 ]
 
 SCHEMA_VERSION: Literal[1] = 1
-OTHERS_WAIT = "others_wait"  # a column of steps that traces from before it was recorded lack
+OTHERS_WAIT, SEEN_STEPS = "others_wait", "seen_steps"
+LATER_COLUMNS = OTHERS_WAIT, SEEN_STEPS
+"""Of steps, in the order in which they came: traces from before they were recorded lack them."""
 
 
 class _Record(BaseModel):
@@ -43,6 +47,7 @@ class ControllerFacts(_Record):
     plan_budget_seconds: float = Field(gt=0)
     token_edges: tuple[int, ...] = Field((), description="what the engine pads forwards to")
     machine: KnownMachine | None = Field(None, description="whose roofline it started from, if any")
+    may_go_ahead: bool = Field(False, description="steps may be launched ahead of their tokens")
     has_own_estimates: bool = Field(False, description="its cost or acceptance was given to it")
     steps_before: int = Field(0, ge=0, description="observed before the recording began")
 
@@ -98,6 +103,7 @@ class RecordedStep:
     planned: Plan | None = None  # what `plan` answered; None: it was not asked
     plan_faults: tuple[str, ...] = ()  # those that arose in `plan`
     refinements: tuple[Refinement, ...] = ()
+    seen_steps: int | None = None  # of the trace, observed before `plan` was asked; None: all before
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,238 @@
+"""Part 6 of the GPU benchmark, simulated: goodput against every fixed setting on a GPU that hides its host.
+
+    python -m benchmarks.simulated_promise [--mixes mixed,0.7] [--seeds N]     about 15 minutes a seed
+
+The loads, settings, rates of acceptance and scores are those of `benchmarks.gpu --part 6`; what-if simulation
+stands for the engine. Times are the roofline of Llama-3.1-8B and Llama-3.2-1B on an H200, padded to graphs'
+sizes, with 2 % of noise; beside them the host takes what it was seen to take on two CPU cores (`_host_seconds`),
+unless nobody drafts and the step was launched ahead of its tokens. Nothing here is measured on a GPU.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from benchmarks.gpu.acceptance import KINDS, MIXES, seeds_of
+from benchmarks.gpu.promise import RIVAL, fixed_specs
+from benchmarks.gpu.scale import FULL
+from benchmarks.measuring import write_results
+from benchmarks.regret.scoring import ADAPTIVE, OFF, score_cell
+from benchmarks.simulated_regret import runs_of
+from sdcontrol.controller import Controller
+from sdcontrol.core import FloatArray, Timing
+from sdcontrol.engine.buckets import size_edges
+from sdcontrol.estimators import hardware
+from sdcontrol.estimators.known_machine import KnownMachine
+from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
+from sdcontrol.outcomes import DEPTH, ArmOutcomes
+from sdcontrol.traces.simulate import Simulation, SimulationSettings
+from sdcontrol.traces.step_times import CostTimes, NoisyTimes, StepWork
+from sdcontrol.traces.workload import SimulatedRequest, Workload
+
+MACHINE = KnownMachine(hardware.by_name("H200"), FULL.target, {"draft_model": FULL.draft})
+_REACHED = Calibration(0.88, 0.65, 6e-6, 2e-8)
+_NOISE = 0.02
+_LEARNING_TURNS = 3
+_MATCH_TOKENS = 4
+_HOST = {True: (0.5e-3, 28e-6), False: (0.2e-3, 12e-6)}  # by "drafts": a step, and each request
+_CONTROLLER = (0.05e-3, 2e-6)
+
+
+def _host_seconds(work: StepWork, *, drafts: bool) -> float:
+    """What lies between two forwards on the host."""
+    fixed, each = _HOST[drafts]
+    return fixed + each * work.num_requests
+
+
+class _Padded(RooflineCost):
+    """Forwards of the target go by graphs' sizes."""
+
+    def __init__(self, edges: Sequence[int], *forwards: object) -> None:
+        super().__init__(*forwards)  # type: ignore[arg-type]  # as it takes them
+        self._edges = np.array(edges)
+
+    def verify_seconds(
+        self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
+    ) -> FloatArray:
+        """See `Cost`."""
+        tokens = np.asarray(num_tokens)
+        found = np.minimum(np.searchsorted(self._edges, tokens), len(self._edges) - 1)
+        padded = np.maximum(self._edges[found], tokens)
+        return super().verify_seconds(padded.astype(float), kv_tokens, num_requests)
+
+
+class _GpuTimes:
+    """`StepTimes` of a device that waits for the host where there are drafts, or were."""
+
+    machine = MACHINE
+
+    def __init__(self, controller: Controller, batch: int) -> None:
+        self.token_edges = size_edges(batch * (DEPTH + 1))
+        self._controller = controller
+        self._times = CostTimes(_truth(self.token_edges))
+        self._was_plain = False
+
+    def timing(self, work: StepWork) -> Timing:
+        """Of one step; what was launched ahead takes its forward alone."""
+        timing, drafts = self._times.timing(work), bool(work.drafts)
+        hidden = self._was_plain and not drafts and self._controller.plans_ahead
+        self._was_plain = not drafts
+        if hidden:
+            return timing
+        once, each = _CONTROLLER if self._controller.learns else (0.0, 0.0)
+        return Timing(
+            timing.draft_seconds,
+            timing.verify_seconds,
+            once + each * work.num_requests,
+            _host_seconds(work, drafts=drafts),
+        )
+
+
+def _truth(edges: Sequence[int]) -> RooflineCost:
+    machine = MACHINE.hardware
+    target = Forward(MACHINE.target, machine, calibration=_REACHED)
+    drafting = {
+        family: Forward(shape, machine, calibration=_REACHED)
+        for family, shape in MACHINE.draft_models.items()
+    }
+    return _Padded(edges, target, drafting)
+
+
+def measure(batch: int, context: int, mix: str, seed: int = 0) -> dict[str, object]:
+    """Scores of one load, as part 6 has them; simulated."""
+    fixed = fixed_specs(FULL.sparse_arm, context)
+    specs: dict[str, object] = {name: spec for name, spec in fixed.items()}
+    specs |= {ADAPTIVE: ADAPTIVE, RIVAL: {"kind": RIVAL, "drafter": "draft_model"}}
+    arms = {name: _Arm(spec, batch, context, mix, seed) for name, spec in specs.items()}
+    rates = {name: arm.rates() for name, arm in arms.items()}
+    score = score_cell({name: rate for name, rate in rates.items() if name != RIVAL})
+    whole = {name: statistics.harmonic_mean(each) for name, each in rates.items()}
+    best = max(fixed, key=lambda name: whole[name])
+    return {
+        "batch_size": batch,
+        "context_tokens": context,
+        "acceptance": mix,
+        "best_fixed": score.best,
+        "of_best_fixed": score.to_best.median,
+        "of_none": score.to_off.median,
+        "whole_best_fixed": best,
+        "whole_of_best_fixed": whole[ADAPTIVE] / whole[best],
+        "whole_of_none": whole[ADAPTIVE] / whole[OFF],
+        "whole_of_rival": whole[ADAPTIVE] / whole[RIVAL],
+        "best_fixed_over_none": whole[best] / whole[OFF],
+    }
+
+
+class _Arm:
+    """One controller, which keeps what it learnt from turn to turn."""
+
+    def __init__(self, spec: object, batch: int, context: int, mix: str, seed: int) -> None:
+        self.controller = Controller(spec, clock=None)  # type: ignore[arg-type]  # a name or a mapping
+        self.controller.goes_ahead()
+        self._load = batch, context, mix, seed
+        times = _GpuTimes(self.controller, batch)
+        self._times = NoisyTimes(times, relative_noise=_NOISE, seed=seed)
+
+    def rates(self) -> list[float]:
+        """Tokens per second of each block that counts."""
+        if self.controller.learns:
+            for turn in range(_LEARNING_TURNS):
+                self._turn(0, f"before-{turn}")
+        return [self._turn(block, str(block)) for block in range(1, FULL.blocks + 1)]
+
+    def _turn(self, block: int, name: str) -> float:
+        batch, context, mix, seed = self._load
+        requests = _requests(batch, context, mix, block + 100 * seed)
+        named = [replace(request, id=f"{name}-{request.id}") for request in requests]
+        settings = SimulationSettings(
+            max_batch_size=batch,
+            max_prefill_tokens=1 << 20,
+            kv_tokens=1 << 21,
+            prefix_sharing=False,
+        )
+        simulation = Simulation(
+            Workload.of(mix, named), self.controller, self._times, settings
+        )
+        tokens, seconds, count = 0, 0.0, 0
+        while count < FULL.steps:
+            step = simulation.step()
+            if len(step.view.requests) == batch and not step.view.prefill_tokens:
+                tokens += sum(step.emitted)
+                seconds += step.timing.total_seconds
+                count += 1
+        return tokens / seconds
+
+
+@cache
+def _requests(batch: int, context: int, mix: str, block: int) -> tuple[SimulatedRequest, ...]:
+    """Long enough for a turn in which all is accepted."""
+    length = (FULL.steps + 8) * (DEPTH + 1)
+    kinds = tuple(KINDS.values())
+    generator = np.random.default_rng(block)
+    return tuple(
+        SimulatedRequest(
+            str(row),
+            0.0,
+            context,
+            length,
+            _outcomes(generator.random(length + DEPTH), kinds[seed % len(kinds)], context),
+        )
+        for row, seed in enumerate(seeds_of(MIXES[mix], batch, block))
+    )
+
+
+def _outcomes(
+    luck: FloatArray, rates: Mapping[str, float], context: int
+) -> dict[str, ArmOutcomes]:
+    """All drafters share a request's luck, as in the GPU benchmark."""
+    length = len(luck) - DEPTH
+    found = {family: runs_of(luck < rate, length) for family, rate in rates.items()}
+    matches = np.full(length, _MATCH_TOKENS, dtype=np.uint8)
+    most = np.full(length, DEPTH, dtype=np.uint8)
+    outcomes = {
+        "draft_model": ArmOutcomes(found["draft_model"]),
+        "ngram": ArmOutcomes(found["ngram"], matches, max_draft_tokens=most),
+    }
+    if context > FULL.sparse_budgets[0]:
+        outcomes[FULL.sparse_arm] = ArmOutcomes(found["sparse_kv"])
+    return outcomes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--mixes", default=",".join(FULL.mixes))
+    parser.add_argument("--seeds", type=int, default=1)
+    options = parser.parse_args(arguments)
+    results: list[dict[str, object]] = []
+    for mix in options.mixes.split(","):
+        for batch, context in FULL.promise:
+            for seed in range(options.seeds):
+                found = measure(batch, context, mix, seed)
+                results.append({**found, "seed": seed, "is_simulated": True})
+                print(_line(found), flush=True)
+    for name in ("of_best_fixed", "of_none", "whole_of_best_fixed", "whole_of_none"):
+        ratios = sorted(float(str(found[name])) for found in results)
+        print(f"simulated, {name}: least {ratios[0]:.3f}, median {statistics.median(ratios):.3f}")
+    command = f"python -m benchmarks.simulated_promise --mixes {options.mixes} --seeds {options.seeds}"
+    print(write_results("simulated_promise", command, results))
+    return 0
+
+
+def _line(found: Mapping[str, object]) -> str:
+    figures = ", ".join(
+        f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in found.items()
+    )
+    return f"simulated: {figures}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
