@@ -145,6 +145,8 @@ class Controller:
             return
         self.machine = machine
         self.cost = OnlineCost(machine.cost(), self.token_edges)
+        if self.outlook is not None:
+            self.cost.hide_plain_steps()
         self._learn_anew()
 
     def draft_at_most(self, max_draft_tokens: int) -> None:
