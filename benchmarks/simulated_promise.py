@@ -75,14 +75,14 @@ class _GpuTimes:
         self.token_edges = size_edges(batch * (DEPTH + 1))
         self._controller = controller
         self._times = CostTimes(_truth(self.token_edges))
-        self._was_plain = False
+        self._was_plain = self.launched_ahead = False
 
     def timing(self, work: StepWork) -> Timing:
         """Of one step; what was launched ahead takes its forward alone."""
         timing, drafts = self._times.timing(work), bool(work.drafts)
-        hidden = self._was_plain and not drafts and self._controller.plans_ahead
+        self.launched_ahead = self._was_plain and not drafts and self._controller.plans_ahead
         self._was_plain = not drafts
-        if hidden:
+        if self.launched_ahead:
             return timing
         once, each = _CONTROLLER if self._controller.learns else (0.0, 0.0)
         return Timing(
@@ -155,17 +155,28 @@ class _Arm:
             kv_tokens=1 << 21,
             prefix_sharing=False,
         )
-        simulation = Simulation(
-            Workload.of(mix, named), self.controller, self._times, settings
-        )
+        workload = Workload.of(mix, named)
+        simulation = _Prepared(workload, self.controller, self._times, settings)
         tokens, seconds, count = 0, 0.0, 0
         while count < FULL.steps:
             step = simulation.step()
+            if step.view.prefill_tokens:
+                simulation.prepare()
             if len(step.view.requests) == batch and not step.view.prefill_tokens:
                 tokens += sum(step.emitted)
                 seconds += step.timing.total_seconds
                 count += 1
         return tokens / seconds
+
+
+class _Prepared(Simulation):
+    """Contexts are in the draft model's cache, too, as the GPU benchmark has them."""
+
+    def prepare(self) -> None:
+        """Prompts have been computed."""
+        for live in self._live.values():
+            for block in live.scheduled.table.blocks:
+                self._pool.mark(block, "draft_model")
 
 
 @cache

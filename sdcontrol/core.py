@@ -258,12 +258,12 @@ class Observation:
     shadow: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     # ^ by free drafter: how many tokens it would have had accepted, without being used; None: unknown
     faults: tuple[str, ...] = ()  # guards and quarantines that fired; replayed, never re-measured
+    launched_ahead: bool = False  # before the last step's tokens were known
 
     def check(self) -> None:
         """Raise `ObservationError` unless there is one entry per request of the view everywhere."""
         columns = self.plan.choices, self.drafted, self.proposed, self.accepted, self.emitted
-        num_requests = len(self.view.requests)
-        names = (*_COUNTED, *self.shadow)
+        num_requests, names = len(self.view.requests), (*_COUNTED, *self.shadow)
         for column, name in zip((*columns, *self.shadow.values()), names, strict=True):
             if len(column) != num_requests:
                 raise ObservationError(

@@ -83,6 +83,7 @@ def recorded_steps(draw: st.DrawFn) -> RecordedStep:
             st.dictionaries(_NAMES, st.just(_row(draw, rows, st.none() | _FEW)), max_size=2)
         ),
         faults=tuple(draw(st.lists(_NAMES, max_size=2))),
+        launched_ahead=draw(st.booleans()),
     )
     beginnings = tuple(row[: draw(_FEW)] for row in confidence or ())
     seen = st.just(beginnings) | _CONFIDENCES

@@ -170,6 +170,7 @@ class Batch:
             confidence=drafts.confidence,
             shadow=shadow,
             faults=faults,
+            launched_ahead=self._num_unknown > 0,
         )
 
 

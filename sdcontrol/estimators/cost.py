@@ -264,8 +264,13 @@ class OnlineCost:
         timing = observation.timing
         seconds = timing.overhead_seconds + timing.controller_seconds
         if is_plausible(seconds):
-            num_requests, drafts = len(observation.view.requests), any(observation.drafted)
-            self._overhead.update(seconds, timing.verify_seconds, num_requests, drafts=drafts)
+            self._overhead.update(
+                seconds,
+                timing.verify_seconds,
+                len(observation.view.requests),
+                drafts=any(observation.drafted),
+                is_ahead=observation.launched_ahead,
+            )
 
     def _round_price(self, family: str) -> RoundPrice:
         rounds = self._rounds.get(family)

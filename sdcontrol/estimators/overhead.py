@@ -31,7 +31,8 @@ class LearntOverhead:
     """The median of the last steps; where plain steps are hidden, of both kinds apart.
 
     A difference counts only where it is seen clearly, and not for ever. Plain steps cost nothing until
-    that was measured, and then what the least of them did: some follow others too soon.
+    that was measured where they were launched ahead: where drafts and plain steps take turns none is
+    hidden, and yet all would be without the drafts.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,13 @@ class LearntOverhead:
         self._age = 0  # steps since the last one of the other kind
 
     def update(
-        self, seconds: float, forward_seconds: float, num_requests: int, *, drafts: bool
+        self,
+        seconds: float,
+        forward_seconds: float,
+        num_requests: int,
+        *,
+        drafts: bool,
+        is_ahead: bool = False,
     ) -> None:
         """Learn from a step of these seconds."""
         self._last.append(seconds)
@@ -54,7 +61,7 @@ class LearntOverhead:
         if not self.is_hidden:
             return
         work = _BASE_REQUESTS + num_requests
-        if drafts or not self._has_drafted:  # right after drafts it is not hidden yet
+        if drafts or is_ahead:
             (self._drafting if drafts else self._plain).append(seconds / work)
         self._age = self._age + 1 if drafts == self._has_drafted else 0
         self._has_drafted = drafts
@@ -68,7 +75,7 @@ class LearntOverhead:
         if len(self._drafting) < _FEWEST:
             return Overheads(0.0, 0.0)
         believed = 0.5 ** (self._age / _HALF_LIFE)
-        plain = min(self._plain) if len(self._plain) >= _FEWEST else 0.0
+        plain = median(self._plain) if len(self._plain) >= _FEWEST else 0.0
         drafting = median(self._drafting)
         if self._has_drafted:
             return Overheads(plain * believed, drafting)

@@ -11,7 +11,8 @@ from itertools import accumulate, chain
 import pyarrow as pa
 
 from sdcontrol.core import Choice, Observation, Plan
-from sdcontrol.traces.schema import OTHERS_WAIT, SEEN_STEPS, RecordedStep, Refinement, RequestRecord
+from sdcontrol.traces import schema
+from sdcontrol.traces.schema import RecordedStep, Refinement, RequestRecord
 
 __all__ = ["REQUESTS", "STEPS", "requests_table", "steps_table"]
 
@@ -80,8 +81,9 @@ STEPS = pa.schema(
         _required("refine_confidence", _lists(_FLOAT, 2)),
         _required("refine_given_tokens", _lists(_INT, 2)),
         _required("refine_kept_tokens", _lists(_INT, 2)),
-        _optional(OTHERS_WAIT, _BOOL),
-        _optional(SEEN_STEPS, _INT),
+        _optional(schema.OTHERS_WAIT, _BOOL),
+        _optional(schema.SEEN_STEPS, _INT),
+        _optional(schema.LAUNCHED_AHEAD, _BOOL),
     ]
 )
 
@@ -105,8 +107,7 @@ REQUESTS = pa.schema(
 
 def requests_table(records: Sequence[RequestRecord]) -> pa.Table:
     """One row per record, in their order."""
-    names = [field.name for field in fields(RequestRecord)]
-    columns = {name: [getattr(record, name) for record in records] for name in names}
+    columns = {f.name: [getattr(r, f.name) for r in records] for f in fields(RequestRecord)}
     return pa.table(columns, schema=REQUESTS)
 
 
@@ -138,7 +139,7 @@ def _view_columns(observations: Sequence[Observation]) -> dict[str, pa.Array]:
         "step": pa.array([view.step for view in views], _INT),
         "free_kv_tokens": pa.array([view.free_kv_tokens for view in views], _INT),
         "prefill_tokens": pa.array([view.prefill_tokens for view in views], _INT),
-        OTHERS_WAIT: pa.array([view.others_wait for view in views], _BOOL),
+        schema.OTHERS_WAIT: pa.array([view.others_wait for view in views], _BOOL),
         "request_id": _list_array(ends, _interned([r.id for r in requests], _TEXT)),
         "context_tokens": per_request([r.context_tokens for r in requests], _INT),
         "generated_tokens": per_request([r.generated_tokens for r in requests], _INT),
@@ -195,6 +196,7 @@ def _timing_columns(observations: Sequence[Observation]) -> dict[str, pa.Array]:
         "controller_seconds": pa.array([t.controller_seconds for t in timings], _FLOAT),
         "overhead_seconds": pa.array([t.overhead_seconds for t in timings], _FLOAT),
         "faults": _listed([o.faults for o in observations], _TEXT),
+        schema.LAUNCHED_AHEAD: pa.array([o.launched_ahead for o in observations], _BOOL),
     }
 
 
@@ -209,7 +211,7 @@ def _planned_columns(steps: Sequence[RecordedStep]) -> dict[str, pa.Array]:
         "planned_tokens": _listed(tokens, _INT),
         "planned_reason": pa.array([plan and plan.reason for plan in plans], _TEXT),
         "plan_faults": _listed([step.plan_faults for step in steps], _TEXT),
-        SEEN_STEPS: pa.array([step.seen_steps for step in steps], _INT),
+        schema.SEEN_STEPS: pa.array([step.seen_steps for step in steps], _INT),
     }
 
 

@@ -23,6 +23,7 @@ from sdcontrol.core import (
 )
 from sdcontrol.errors import TraceError
 from sdcontrol.traces.schema import (
+    LAUNCHED_AHEAD,
     OTHERS_WAIT,
     SEEN_STEPS,
     RecordedStep,
@@ -94,6 +95,7 @@ def _observation(row: _Row) -> Observation:
         confidence=row["confidence"],
         shadow=dict(zip(row["shadow_drafters"], row["shadow"], strict=True)),
         faults=row["faults"],
+        launched_ahead=bool(row.get(LAUNCHED_AHEAD)),
     )
 
 

@@ -16,6 +16,7 @@ from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = [
     "LATER_COLUMNS",
+    "LAUNCHED_AHEAD",
     "OTHERS_WAIT",
     "SCHEMA_VERSION",
     "SEEN_STEPS",
@@ -30,8 +31,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION: Literal[1] = 1
-OTHERS_WAIT, SEEN_STEPS = "others_wait", "seen_steps"
-LATER_COLUMNS = OTHERS_WAIT, SEEN_STEPS
+OTHERS_WAIT, SEEN_STEPS, LAUNCHED_AHEAD = "others_wait", "seen_steps", "launched_ahead"
+LATER_COLUMNS = OTHERS_WAIT, SEEN_STEPS, LAUNCHED_AHEAD
 """Of steps, in the order in which they came: traces from before they were recorded lack them."""
 
 

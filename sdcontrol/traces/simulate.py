@@ -131,6 +131,7 @@ class Simulation:
             confidence=drafted.confidence,
             shadow=shadow,
             faults=self._take_faults(),
+            launched_ahead=getattr(self._times, "launched_ahead", False),
         )
         self._num_steps += 1
         self.measurements.add_step(observation, work, self.clock_seconds)

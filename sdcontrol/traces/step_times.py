@@ -63,7 +63,8 @@ class StepTimes(Protocol):
     """How long a step takes.
 
     One may have `token_edges`, the numbers of tokens that forwards are padded to, and a known `machine`:
-    a simulation tells them to its planner, as an engine does.
+    a simulation tells them to its planner, as an engine does. One that has `launched_ahead` says whether the
+    step that was timed last was launched ahead of its tokens.
     """
 
     def timing(self, work: StepWork) -> Timing:
@@ -119,12 +120,14 @@ class NoisyTimes:
         self._times = times
         self.token_edges: tuple[int, ...] = getattr(times, "token_edges", ())
         self.machine: KnownMachine | None = getattr(times, "machine", None)
+        self.launched_ahead = False
         self._sigma = math.sqrt(math.log1p(relative_noise**2))
         self._generator = np.random.default_rng(seed)
 
     def timing(self, work: StepWork) -> Timing:
         """Every phase of a step is slowed down alike."""
         timing = self._times.timing(work)
+        self.launched_ahead = getattr(self._times, "launched_ahead", False)
         factor = math.exp(self._sigma * self._generator.standard_normal() - self._sigma**2 / 2)
         return Timing(
             {family: factor * seconds for family, seconds in timing.draft_seconds.items()},
