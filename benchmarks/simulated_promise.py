@@ -103,13 +103,19 @@ def _truth(edges: Sequence[int]) -> RooflineCost:
     return _Padded(edges, target, drafting)
 
 
-def measure(batch: int, context: int, mix: str, seed: int = 0) -> dict[str, object]:
-    """Scores of one load, as part 6 has them; simulated."""
+def measure(batch: int, context: int, mix: str, num_seeds: int = 1) -> dict[str, object]:
+    """Scores of one load, as part 6 has them; simulated. Every seed has a controller of its own."""
     fixed = fixed_specs(FULL.sparse_arm, context)
     specs: dict[str, object] = {name: spec for name, spec in fixed.items()}
     specs |= {ADAPTIVE: ADAPTIVE, RIVAL: {"kind": RIVAL, "drafter": "draft_model"}}
-    arms = {name: _Arm(spec, batch, context, mix, seed) for name, spec in specs.items()}
-    rates = {name: arm.rates() for name, arm in arms.items()}
+    rates = {
+        name: [
+            rate
+            for seed in range(num_seeds)
+            for rate in _Arm(spec, batch, context, mix, seed).rates()
+        ]
+        for name, spec in specs.items()
+    }
     score = score_cell({name: rate for name, rate in rates.items() if name != RIVAL})
     whole = {name: statistics.harmonic_mean(each) for name, each in rates.items()}
     best = max(fixed, key=lambda name: whole[name])
@@ -142,7 +148,7 @@ class _Arm:
         """Tokens per second of each block that counts."""
         if self.controller.learns:
             for turn in range(_LEARNING_TURNS):
-                self._turn(0, f"before-{turn}")
+                self._turn(-turn, f"before-{turn}")
         return [self._turn(block, str(block)) for block in range(1, FULL.blocks + 1)]
 
     def _turn(self, block: int, name: str) -> float:
@@ -184,7 +190,7 @@ def _requests(batch: int, context: int, mix: str, block: int) -> tuple[Simulated
     """Long enough for a turn in which all is accepted."""
     length = (FULL.steps + 8) * (DEPTH + 1)
     kinds = tuple(KINDS.values())
-    generator = np.random.default_rng(block)
+    generator = np.random.default_rng([batch, context, block + _LEARNING_TURNS])
     return tuple(
         SimulatedRequest(
             str(row),
@@ -225,10 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[dict[str, object]] = []
     for mix in options.mixes.split(","):
         for batch, context in FULL.promise:
-            for seed in range(options.seeds):
-                found = measure(batch, context, mix, seed)
-                results.append({**found, "seed": seed, "is_simulated": True})
-                print(_line(found), flush=True)
+            found = measure(batch, context, mix, options.seeds)
+            results.append({**found, "is_simulated": True})
+            print(_line(found), flush=True)
     for name in ("of_best_fixed", "of_none", "whole_of_best_fixed", "whole_of_none"):
         ratios = sorted(float(str(found[name])) for found in results)
         print(f"simulated, {name}: least {ratios[0]:.3f}, median {statistics.median(ratios):.3f}")
