@@ -267,10 +267,11 @@ class RooflineCost:
         return np.where(count > 0, forward.seconds(count, kv, count), 0.0)
 
     def catch_up_seconds(self, family: str, num_tokens: float) -> float:
-        """Seconds of one forward of a draft model over `num_tokens` that its cache lacks."""
+        """Seconds that a first round takes longer: it computes `num_tokens` that its model's cache lacks, too."""
         if num_tokens <= 0 or family not in self.draft_models:
             return 0.0
-        return float(self.draft_models[family].seconds(num_tokens, 0.0, 1.0))
+        forward = self.draft_models[family]
+        return float(forward.seconds(1.0 + num_tokens, 0.0, 1.0) - forward.seconds(1.0, 0.0, 1.0))
 
     def overhead_seconds(self) -> float:
         """Seconds that a step takes beside its forwards."""
