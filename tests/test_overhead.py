@@ -7,9 +7,11 @@ import pytest
 
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Belief, Observation, Plan, RequestView, Timing
+from sdcontrol.estimators import hardware, shapes
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.overhead import LearntOverhead, Overheads
 from sdcontrol.estimators.price import overheads_of, step_seconds
+from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
 from sdcontrol.estimators.uninformed import UninformedCost
 from sdcontrol.policies.at_once import answer_at_once
 from sdcontrol.policies.maximise import maximise
@@ -18,6 +20,7 @@ from sdcontrol.policies.reading import read, to_choices
 from tests.plan_instances import DrawnCost, all_plans, goodput_of, small_instance
 
 HORIZON = 64
+H200, REACHED = hardware.by_name("H200"), Calibration(0.88, 0.65, 6e-6, 2e-8)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,43 @@ def test_drafts_that_make_the_device_wait_are_planned_where_they_pay_for_it() ->
     assert num_stopped > 10
 
 
+@pytest.mark.parametrize("rate", [0.45, 0.5, 0.55, 0.6, 0.7])
+@pytest.mark.parametrize("batch", [6, 16, 48])
+def test_no_length_for_all_is_better_than_what_is_planned(batch: int, rate: float) -> None:
+    """As an 8B and a 1B model on a GPU: rounds that all share, so that nobody goes on alone."""
+    cost = Hidden(
+        RooflineCost(
+            Forward(shapes.by_name("llama-3.1-8b"), H200, calibration=REACHED),
+            {"draft_model": Forward(shapes.by_name("llama-3.2-1b"), H200, calibration=REACHED)},
+        ),
+        0.5e-3 + 30e-6 * batch,
+    )
+    requests = tuple(
+        RequestView(str(r), 512, 5, 100, drafters=("draft_model",)) for r in range(batch)
+    )
+    view = BatchView(0, requests, 10_000)
+    belief = Belief({"draft_model": np.tile(np.cumprod(np.full(16, rate)), (batch, 1))}, cost)
+    uniform = [goodput_of(view, Plan.uniform(view, "draft_model", n), belief) for n in range(17)]
+    assert goodput_of(view, planned(view, belief), belief) > 0.9999 * max(uniform)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A cost whose steps take nothing beside forwards as long as nobody drafts."""
+
+    cost: RooflineCost
+    drafting: float
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.cost, name)
+
+    def overhead_seconds(self) -> float:
+        return self.drafting
+
+    def overheads(self) -> Overheads:
+        return Overheads(0.0, self.drafting)
+
+
 def planned(view: BatchView, belief: Belief) -> Plan:
     problem = read(view, belief, HORIZON)
     if problem is None:
@@ -69,10 +109,11 @@ def test_a_cost_that_does_not_tell_them_apart_has_one_for_both() -> None:
 
 
 def learnt(*steps: tuple[float, bool], forward: float = 0.01, batch: int = 8) -> LearntOverhead:
+    """Of steps that all were launched ahead where nobody drafted."""
     overhead = LearntOverhead()
     overhead.is_hidden = True
     for seconds, drafts in steps:
-        overhead.update(seconds, forward, batch, drafts=drafts)
+        overhead.update(seconds, forward, batch, drafts=drafts, is_ahead=not drafts)
     return overhead
 
 
@@ -119,7 +160,7 @@ def test_what_was_learnt_at_a_large_batch_is_less_at_a_small_one_and_is_forgotte
 
 
 def test_hidden_steps_cost_nothing_until_they_were_seen_to() -> None:
-    """Those that follow drafts at once are not hidden yet, and say nothing."""
+    """Those that were not launched ahead are not hidden, and say nothing."""
     overhead = LearntOverhead()
     overhead.is_hidden = True
     for _ in range(5):
@@ -128,9 +169,12 @@ def test_hidden_steps_cost_nothing_until_they_were_seen_to() -> None:
     assert overhead.share == pytest.approx(0.4)
     overhead.update(3e-3, 0.01, 8, drafts=False)
     assert overhead.by_kind is not None
+    for _ in range(5):
+        overhead.update(3e-3, 0.01, 8, drafts=False)
+        overhead.update(4e-3, 0.01, 8, drafts=True)
     assert overhead.by_kind.plain == 0.0
     for _ in range(5):
-        overhead.update(2e-3, 0.01, 8, drafts=False)
+        overhead.update(2e-3, 0.01, 8, drafts=False, is_ahead=True)
     assert overhead.by_kind is not None
     assert overhead.by_kind.plain == pytest.approx(2e-3)
     for _ in range(400):

@@ -13,6 +13,7 @@ stays. Four couplings tie the requests of a step together:
 
 At a given rate a plan is opened (`opening`) and requests respond to one another until none changes
 (`search`). Few requests leave more to chance, and less to compute: they get more openings and kicks.
+Where one arm and one length for all would be better than what came of it, requests respond to that.
 """
 
 import numpy as np
@@ -21,7 +22,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.errors import PlanError
 from sdcontrol.policies.filling import NEVER
 from sdcontrol.policies.opening import open_alone, open_plan
-from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, blank, value
+from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, blank, seat, value
 from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 from sdcontrol.policies.search import kick, settle, shift
 
@@ -101,12 +102,12 @@ def _evaluate(tables: Tables, state: State, rate: float) -> tuple[IntArray, floa
     return arm, total, seconds
 
 
-@compiled(f"float64({TABLES})")
-def _uniform_rate(tables: Tables) -> float:
-    """About the best rate of one arm and one length for all."""
+@compiled(f"Tuple((float64, int64, int64))({TABLES})")
+def _uniform(tables: Tables) -> tuple[float, int, int]:
+    """About the best rate of one arm and one length for all; which they are."""
     gain, _, family, verify, rounds, _, _, _ = tables
     arms, requests, lengths = gain.shape
-    best = requests / verify[0]
+    best, best_arm, best_length = requests / verify[0], 0, 0
     total = np.zeros(lengths)
     for a in range(arms):
         total[:] = float(requests)
@@ -117,8 +118,20 @@ def _uniform_rate(tables: Tables) -> float:
             if n * requests < len(verify):
                 round_seconds = rounds[family[a], requests] + rounds[-1, requests]
                 seconds = verify[n * requests] + n * round_seconds
-                best = max(best, total[n] / seconds)
-    return float(best)
+                if total[n] > best * seconds:
+                    best, best_arm, best_length = total[n] / seconds, a, n
+    return best, best_arm, best_length
+
+
+@compiled(f"{STATE}({TABLES}, float64, int64, int64)")
+def _open_alike(tables: Tables, rate: float, a: int, n: int) -> State:
+    """What comes of arm `a` and up to `n` tokens for all."""
+    priced = _price(tables, rate)
+    state = blank(priced)
+    family, length = np.full(len(state[0]), tables[2][a]), np.minimum(tables[1][a], n)
+    seat(priced, state, family, length)
+    settle(priced, state, 0)
+    return state
 
 
 @compiled(f"{STATE}({PRICED}, int64[::1], float64)")
@@ -205,8 +218,9 @@ def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntAr
     if not _is_finite(tables):
         nobody = np.zeros(requests, dtype=np.int64)
         return nobody, nobody, 0.0, -1.0
+    alike, a, n = _uniform(tables)
     if not is_given:
-        rate = _uniform_rate(tables)
+        rate = alike
     if len(tables[3]) == 1:
         best = blank(_price(tables, rate))
         arm, tokens, seconds = _evaluate(tables, best, rate)
@@ -221,5 +235,10 @@ def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntAr
         other_arm, other_tokens, other_seconds = _evaluate(tables, other, found)
         price = rate if is_given else tokens / seconds
         if other_tokens - tokens > price * (other_seconds - seconds):
+            best, arm, tokens, seconds = other, other_arm, other_tokens, other_seconds
+    if not is_given and tokens < alike * seconds:
+        other = _open_alike(tables, alike, a, n)
+        other_arm, other_tokens, other_seconds = _evaluate(tables, other, alike)
+        if other_tokens * seconds > tokens * other_seconds:
             best, arm, tokens, seconds = other, other_arm, other_tokens, other_seconds
     return arm, best[1], tokens, seconds
