@@ -12,6 +12,7 @@ COMMANDS = (
     ("benchmarks.policies",),
     ("benchmarks.acceptance", "--json"),
     ("benchmarks.simulated_regret",),
+    ("benchmarks.simulated_promise",),
     ("benchmarks.closed_batches", "--live"),
     ("benchmarks.regret",),
     ("benchmarks.replay", "--json"),

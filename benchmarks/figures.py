@@ -142,6 +142,24 @@ def simulated_regret() -> str:
     return f"{table(heads, rows)}\n\n{made(found)}"
 
 
+def simulated_promise() -> str:
+    """By batch size, and by acceptance."""
+    found = results("simulated_promise")
+    rows = []
+    for key, kind in (("batch_size", "batch"), ("acceptance", "acceptance"), ("", "all")):
+        for value in dict.fromkeys(row.get(key) for row in found["results"]):
+            mine = [row for row in found["results"] if row.get(key) == value]
+            best, none, rival = (
+                [row[name] for row in mine]
+                for name in ("of_best_fixed", "of_none", "whole_of_rival")
+            )
+            figures = (min(best), median(best), min(none), median(none), median(rival))
+            words = (f"{figure:.3f}" for figure in figures)
+            rows.append((f"{kind} {value}" if key else kind, len(mine), *words))
+    heads = ("load", "cells", "of the best fixed, least", "median", "of none, least", "median")
+    return f"{table((*heads, 'of budget_argmax, median'), rows)}\n\n{made(found)}"
+
+
 def known_machine() -> str:
     """By engine, told of the machine or not."""
     found = results("known_machine")
@@ -395,6 +413,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         policies,
         acceptance,
         simulated_regret,
+        simulated_promise,
         known_machine,
         closed_batches,
         regret,

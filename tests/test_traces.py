@@ -103,7 +103,9 @@ def test_traces_from_before_some_columns_are_readable(tmp_path: Path, count: int
     written = [plain_step(n) for n in range(3)]
     write_trace(tmp_path / "t", written)
     path = tmp_path / "t" / "steps.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(list(LATER_COLUMNS[-count:])), path, store_schema=False)
+    pq.write_table(
+        pq.read_table(path).drop_columns(list(LATER_COLUMNS[-count:])), path, store_schema=False
+    )
     header = read_header(tmp_path / "t")
     files = {**header.files, path.name: digest_of(path).model_copy(update={"rows": 3})}
     write_header(tmp_path / "t", header.model_copy(update={"files": files}))

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from benchmarks.gpu.acceptance import MIXES, seeds_of
+from benchmarks.gpu.acceptance import KINDS, MIXES, seeds_of
 from benchmarks.gpu.all_drafters import kv_tokens_of, open_decoder
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.decoder import Decoder, Turn
@@ -28,6 +28,7 @@ _LENGTHS = {"draft_model": (1, 2, 4, 8), "sparse_kv": (2, 4, 8), "ngram": (2, 4,
 _HOPELESS = 0.75  # of the best fixed setting, in the first two blocks
 _TO_BEST, _TO_BEST_MIXED, _TO_OFF, _TO_RIVAL = 0.97, 1.10, 0.99, 1.0
 _LEARNING_TURNS = 3  # before block 1, of what learns
+_OTHER_LUCK = len(KINDS) * 1_000_000  # between seeds of the same kind
 
 
 def fixed_specs(sparse_arm: str, context: int) -> dict[str, str]:
@@ -159,8 +160,11 @@ def _turn(bench: Bench, decoder: Decoder, arm: Arm, seeds: Sequence[int], block:
     drafter = _RIVAL_DRAFTER if arm.name == RIVAL else family_of(arm.name)
     speculation = (drafter,) if drafter in _LENGTHS else True
     if not block and learns:
-        for _ in range(_LEARNING_TURNS - 1):
-            decoder.turn(arm, steps=steps, seeds=seeds, speculation=speculation)
+        for turn in range(
+            1, _LEARNING_TURNS
+        ):  # luck differs from turn to turn, and so does what is learnt
+            own = [seed + _OTHER_LUCK * turn for seed in seeds]
+            decoder.turn(arm, steps=steps, seeds=own, speculation=speculation)
     timed = steps if block or learns else 2
     return decoder.turn(arm, steps=timed, seeds=seeds, speculation=speculation)
 

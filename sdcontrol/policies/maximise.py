@@ -219,8 +219,7 @@ def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntAr
         nobody = np.zeros(requests, dtype=np.int64)
         return nobody, nobody, 0.0, -1.0
     alike, a, n = _uniform(tables)
-    if not is_given:
-        rate = alike
+    rate = rate if is_given else alike
     if len(tables[3]) == 1:
         best = blank(_price(tables, rate))
         arm, tokens, seconds = _evaluate(tables, best, rate)

@@ -139,10 +139,10 @@ def _differences(
     """Decide and learn again, in the order of the recording; `counts` says how much of it there was."""
     waiting: deque[_Placed] = deque()
     for place, step in enumerate(steps):
-        counts.update(
-            steps=1, plans=step.planned is not None, refinements=len(step.refinements)
+        counts.update(steps=1, plans=step.planned is not None, refinements=len(step.refinements))
+        yield from _learn(
+            controller, waiting, place if step.seen_steps is None else step.seen_steps
         )
-        yield from _learn(controller, waiting, place if step.seen_steps is None else step.seen_steps)
         yield from _decide(controller, place, step)
         waiting.append((place, step.observation))
     yield from _learn(controller, waiting, counts["steps"])
@@ -152,9 +152,7 @@ _Placed = tuple[int, Observation]
 """The place of a step in the trace, and what came of it."""
 
 
-def _learn(
-    controller: Controller, waiting: deque[_Placed], num_steps: int
-) -> Iterator[Difference]:
+def _learn(controller: Controller, waiting: deque[_Placed], num_steps: int) -> Iterator[Difference]:
     """Learn what came of the first steps, as far as that waits."""
     while waiting and waiting[0][0] < num_steps:
         place, observation = waiting.popleft()

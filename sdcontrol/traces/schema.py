@@ -104,7 +104,9 @@ class RecordedStep:
     planned: Plan | None = None  # what `plan` answered; None: it was not asked
     plan_faults: tuple[str, ...] = ()  # those that arose in `plan`
     refinements: tuple[Refinement, ...] = ()
-    seen_steps: int | None = None  # of the trace, observed before `plan` was asked; None: all before
+    seen_steps: int | None = (
+        None  # of the trace, observed before `plan` was asked; None: all before
+    )
 
 
 @dataclass(frozen=True, slots=True)
