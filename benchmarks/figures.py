@@ -147,8 +147,8 @@ def simulated_promise() -> str:
     found = results("simulated_promise")
     rows = []
     for key, kind in (("batch_size", "batch"), ("acceptance", "acceptance"), ("", "all")):
-        for value in dict.fromkeys(row.get(key) for row in found["results"]):
-            mine = [row for row in found["results"] if row.get(key) == value]
+        for value in sorted({row[key] for row in found["results"]}) if key else [""]:
+            mine = [row for row in found["results"] if not key or row[key] == value]
             best, none, rival = (
                 [row[name] for row in mine]
                 for name in ("of_best_fixed", "of_none", "whole_of_rival")

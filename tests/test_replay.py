@@ -389,6 +389,18 @@ def test_order_of_plans_and_observations_is_part_of_the_recording(tmp_path: Path
     assert not report.is_exact
 
 
+def test_refinement_of_a_plan_that_nobody_asked_for_comes_after_what_was_observed(
+    tmp_path: Path,
+) -> None:
+    with Recorder(Controller("goodput"), tmp_path / "t") as recorder:
+        observation = decode(recorder, 6)[-1]
+        recorder.refine(observation.view, observation.plan, observation.confidence or ())
+        recorder.observe(observation)
+    *_, last = Trace(tmp_path / "t").steps()
+    assert (last.planned, last.seen_steps, len(last.refinements)) == (None, None, 1)
+    assert replay_exactly(tmp_path / "t").is_exact
+
+
 def test_recording_changes_no_token(tmp_path: Path) -> None:
     target, prompt = tiny_model(), random_prompt(30, 1)
     texts = []

@@ -160,9 +160,7 @@ def _turn(bench: Bench, decoder: Decoder, arm: Arm, seeds: Sequence[int], block:
     drafter = _RIVAL_DRAFTER if arm.name == RIVAL else family_of(arm.name)
     speculation = (drafter,) if drafter in _LENGTHS else True
     if not block and learns:
-        for turn in range(
-            1, _LEARNING_TURNS
-        ):  # luck differs from turn to turn, and so does what is learnt
+        for turn in range(1, _LEARNING_TURNS):  # each of which has luck of its own
             own = [seed + _OTHER_LUCK * turn for seed in seeds]
             decoder.turn(arm, steps=steps, seeds=own, speculation=speculation)
     timed = steps if block or learns else 2

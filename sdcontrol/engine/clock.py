@@ -82,8 +82,8 @@ class StepClock:
 
     What is done between the forward's launch and its verdicts (`meanwhile`, `learning` from the
     step before) then costs nothing, as long as it takes no longer than the forward. Of a step that
-    was launched while the device was at the one `before`, nothing but what the device waited does;
-    nor of one that the next was launched behind, until its verdicts are asked for.
+    was launched while the device was at the one `before`, nothing but what the device waited does; of one
+    behind which the next was launched, that holds between forward and verdicts.
     """
 
     def __init__(

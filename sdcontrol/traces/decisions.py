@@ -40,7 +40,8 @@ class Decisions:
 
     def refined(self, view: BatchView, plan: Plan, confidence: Confidence, shorter: Plan) -> None:
         """`plan` was shortened."""
-        decision = self._open.setdefault(view.step, _Decision())
+        unplanned = _Decision(seen_steps=self._num_observed)
+        decision = self._open.setdefault(view.step, unplanned)
         given = decision.tokens if plan is decision.plan else _tokens(plan)
         kept = given if shorter is plan else _tokens(shorter)
         decision.refinements.append(Refinement(confidence, given, kept))

@@ -27,8 +27,6 @@ __all__ = ["Recorder"]
 
 _log = EventLog(__name__)
 
-_HEARD = ("max_draft_tokens", "token_edges", "machine", "may_go_ahead")  # what an engine tells
-
 
 @dataclass(slots=True)
 class _Live:
@@ -113,10 +111,10 @@ class Recorder:
         if tell is None:
             return
         tell(*told)
-        if self._is_recording and isinstance(self._planner, Controller):
-            now = controller_facts(self._planner)
-            heard = {name: getattr(now, name) for name in _HEARD}
-            controller = (self._facts.controller or now).model_copy(update=heard)
+        before = self._facts.controller
+        if self._is_recording and before is not None and isinstance(self._planner, Controller):
+            told_now = controller_facts(self._planner)
+            controller = told_now.model_copy(update={"steps_before": before.steps_before})
             self._facts = self._facts.model_copy(update={"controller": controller})
             self._try(lambda: self._writer.describe(self._facts))
 
