@@ -226,7 +226,9 @@ def test_a_trained_policy_can_be_replayed(command: Command, tmp_path: Path) -> N
     for name, (low, high) in record["limits"].items():
         assert low < high
         assert f"{name} above {high:.0f}" in out
-    assert load(policy).arms == frozenset(record["arms"])
+    assert f"drafters other than {', '.join(record['arms'])}" in out
+    assert {"draft_model", "ngram"} <= set(record["arms"])
+    assert load(policy).acceptance.keys() == record["weights"].keys()
     arguments = ["replay", "bundled:mixed", *HERE, "--policy", f"learned:{policy}"]
     assert command(*arguments)[0] == 0
 

@@ -140,12 +140,10 @@ def test_files_that_hold_code_or_nothing_known_are_refused(tmp_path: Path) -> No
 
 def test_out_of_distribution_it_plans_as_goodput_does(model: LearnedModel) -> None:
     known = recorded(seed=5, steps=1)[0].view
-    request = known.requests[0]
     long = RequestView("long", 90_000, 1, 100, 0.0, ("draft_model",))
-    other = RequestView("other", request.context_tokens, 1, 100, 0.0, ("sparse_kv:512",))
     crowd = tuple(RequestView(str(r), 500, 1, 100, 0.0, ("draft_model",)) for r in range(80))
     assert model.knows(known)
-    for requests in ((long,), (other,), crowd):
+    for requests in ((long,), crowd):
         view = BatchView(0, requests, 1000)
         assert not model.knows(view)
         arm = requests[0].drafters[0]
@@ -153,6 +151,23 @@ def test_out_of_distribution_it_plans_as_goodput_does(model: LearnedModel) -> No
         belief = Belief(survival, ToyCost())
         expected = policies.build("goodput").plan(view, belief)
         assert Learned(model).plan(view, belief).choices == expected.choices
+
+
+def test_of_an_arm_that_was_not_learnt_the_online_belief_stands_alone(model: LearnedModel) -> None:
+    """Beside it, what was learnt of others leads: a drafter never tried does not silence the rest."""
+    drafters = ("draft_model", "sparse_kv:512")
+    view = BatchView(0, tuple(RequestView(str(r), 500, 1, 100, 0.0, drafters) for r in range(4)), 0)
+    assert model.knows(view)
+    survival = {arm: np.cumprod(np.full((4, 6), 0.7), axis=1) for arm in drafters}
+    policy, online = Learned(model), ToyCost()
+    corrected, cost = policy.survival(view, survival), policy.cost(view, online)
+    np.testing.assert_array_equal(corrected["sparse_kv:512"], survival["sparse_kv:512"])
+    assert (corrected["draft_model"] != survival["draft_model"]).all()
+    assert cost.draft_seconds("sparse_kv", 4, 2000) == online.draft_seconds("sparse_kv", 4, 2000)
+    assert cost.draft_seconds("draft_model", 4, 2000) != online.draft_seconds(
+        "draft_model", 4, 2000
+    )
+    assert policy.plan(view, Belief(survival, online)).reason.startswith("learned: ")
 
 
 def test_too_few_observations_are_refused() -> None:

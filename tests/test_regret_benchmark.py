@@ -43,7 +43,7 @@ def test_the_learned_policy_is_trained_on_other_prompts_than_it_is_judged_on() -
     rig.close()
     scored = {prompt.tokens for phase in rig.phases for prompt in phase}
     assert not scored & {prompt.tokens for phase in rig.training for prompt in phase}
-    assert model.arms >= {"ngram", "draft_model"}
+    assert "ngram" in model.cost.rounds
 
 
 @pytest.fixture(scope="module")

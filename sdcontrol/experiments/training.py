@@ -76,7 +76,7 @@ class TrainingReport:
     scores: HeldOut
     weights: Mapping[str, Mapping[str, float]]  # by arm, then by feature
     prices: StepPrices
-    arms: tuple[str, ...]  # seen drafting; with others the online estimate stands
+    arms: tuple[str, ...]  # seen drafting; of others the online estimate stands
     limits: Mapping[str, tuple[float, float]]  # lowest, highest; beyond, the online estimate stands
 
     @property
@@ -118,12 +118,19 @@ def learn(runs: Sequence[Run], max_draft_tokens: int = 8) -> tuple[LearnedModel,
             for arm, learned in sorted(model.acceptance.items())
         },
         prices=_prices(model),
-        arms=tuple(sorted(model.arms)),
+        arms=_arms_of(runs),
         limits={
             name: (max(float(low), 0.0), float(high))
             for name, low, high in zip(SITUATION, model.low, model.high, strict=True)
         },
     )
+
+
+def _arms_of(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Those that drafted, or were scored in shadow."""
+    seen = [observation for run in runs for observation in run]
+    drafted = {c.drafter for o in seen for c in o.plan.choices if c.drafter is not None}
+    return tuple(sorted(drafted | {arm for o in seen for arm in o.shadow}))
 
 
 def _losses(runs: Sequence[Run], names: Sequence[str], max_draft_tokens: int) -> FloatArray:

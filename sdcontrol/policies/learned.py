@@ -2,9 +2,9 @@
 
 Knows neither training nor files: a `LearnedModel` comes in. What it learnt stands on top of the online
 belief, and out of its distribution the online belief stands alone, so that it is not worse informed
-than `goodput`: arms, batches, contexts and prompts beyond the trained ones, and machines whose steps
-follow another shape, are out; within a step, requests unlike any trained on. It is a head start: after
-enough steps of about as many requests a run's own say more, and cost no correction.
+than `goodput`: batches, contexts and prompts beyond the trained ones, and machines whose steps follow
+another shape, are out; within a step, arms that were not trained and requests unlike any trained on. It
+is a head start: after enough steps of about as many requests a run's own say more, and cost no correction.
 """
 
 from collections import Counter

@@ -6,13 +6,12 @@ of scikit-learn runs while decoding: what was learnt goes into the compiled call
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sdcontrol.columns import said_of
 from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.errors import ConfigError
 from sdcontrol.outcomes import DEPTH
@@ -40,13 +39,14 @@ class LearnedModel:
     acceptance: Mapping[str, ArmWeights]  # by arm; of others the online estimate stands
     low: FloatArray  # [4], of `_situation`
     high: FloatArray
-    arms: frozenset[str] = field(default_factory=frozenset)  # seen drafting
 
     def knows(self, view: BatchView) -> bool:
-        """Whether the step is like those it was trained on: arms, batch, context, prefill."""
+        """Whether the step is like those it was trained on: batch, context, prefill.
+
+        Of arms that were not learnt the online belief stands alone, beside what was learnt of others.
+        """
         bounds = zip(self.low.tolist(), _situation(view), self.high.tolist(), strict=True)
-        is_inside = all(low <= here <= high for low, here, high in bounds)
-        return is_inside and self.arms.issuperset(said_of(view).arms)
+        return all(low <= here <= high for low, here, high in bounds)
 
     def speeds(self) -> Speeds:
         """What follows the machine's speed, from the beginning of a run."""
@@ -73,7 +73,6 @@ def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = DEPTH) ->
     situations = np.array([_situation(o.view) for o in timed], np.float64)
     low, high = situations.min(axis=0), situations.max(axis=0)
     spare = _MARGIN * np.maximum(high - low, np.maximum(high, 1.0) * 0.5)
-    drafted = {c.drafter for o in timed for c in o.plan.choices if c.drafter is not None}
     prices, error = trust_of(kept)
     return LearnedModel(
         cost=fit_cost(kept),
@@ -82,7 +81,6 @@ def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = DEPTH) ->
         acceptance=fit_arms(pair for run in kept for pair in outcomes_of(run, max_draft_tokens)),
         low=low - spare,
         high=high + spare,
-        arms=frozenset(drafted | {arm for o in timed for arm in o.shadow}),
     )
 
 
@@ -104,7 +102,6 @@ def save(model: LearnedModel, path: Path) -> None:
         },
         "low": model.low,
         "high": model.high,
-        "arms": sorted(model.arms),
     }
     write_skops(state, path)
 
@@ -141,7 +138,6 @@ def _restored(state: dict[str, Any]) -> LearnedModel:
         {arm: ArmWeights(*map(np.ascontiguousarray, rows)) for arm, rows in acceptance.items()},
         _array(state["low"], (situation,)),
         _array(state["high"], (situation,)),
-        frozenset(state["arms"]),
     )
 
 

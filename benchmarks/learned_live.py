@@ -1,0 +1,124 @@
+"""Does a run begin better with what was learnt from others? Live: `python -m benchmarks.learned_live`.
+
+    python -m benchmarks.learned_live [--cells NAME,NAME] [--pairs N]     about an hour
+
+The learned policy is a head start: after `96` steps of about as many requests it is `goodput`, so that
+what it brings, it brings at the beginning. In every cell and workload of `benchmarks.regret`, with the
+model that is trained for it there, controllers that know nothing yet decode the first three blocks of
+requests, one with each policy in turns; a pair's luck is its own. Beside them a second one of `goodput`:
+how far two arms of one policy are apart. Intervals: 95 % of the mean of the pairs' logarithms, by
+Student's t.
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import transformers
+from scipy import stats
+
+from benchmarks.measuring import write_results
+from benchmarks.regret.grid import CELLS, WORKLOADS, Case
+from benchmarks.regret.rig import Arm, Rig
+from benchmarks.regret.scoring import ADAPTIVE, LEARNED
+from benchmarks.regret.training import trained_model
+from sdcontrol.core import FloatArray
+from sdcontrol.policies.learned import Learned
+from sdcontrol.policies.learned_model import LearnedModel
+
+__all__ = ["measure"]
+
+_AGAIN = f"{ADAPTIVE} again"
+_ARMS = (ADAPTIVE, LEARNED, _AGAIN)
+_BLOCKS = 3  # of a controller
+_PAIRS = 16
+
+
+def measure(case: Case, *, pairs: int = _PAIRS, is_tiny: bool = False) -> dict[str, object]:
+    """One cell or workload. Raises `ValueError` for fewer than two pairs."""
+    if pairs < 2:
+        raise ValueError(f"{pairs} pairs; an interval needs at least 2")
+    rig = Rig(case, is_tiny=is_tiny)
+    try:
+        model = trained_model(rig)
+        _decode(rig, ADAPTIVE, 0)  # what is compiled for a shape
+        rng = random.Random(0)
+        seconds = np.array(
+            [
+                [turn[name] for name in _ARMS]
+                for turn in (_turn(rig, model, number, rng) for number in range(pairs))
+            ]
+        )
+    finally:
+        rig.close()
+    return {
+        "name": case.name,
+        "acceptance": "synthetic" if rig.pair.is_synthetic else "real",
+        "pairs": pairs,
+        "steps": round(float(seconds[:, 0, :, 1].sum(axis=1).mean()), 1),
+        "first_block": _ratio(seconds[:, :, :1]),
+        "three_blocks": _ratio(seconds),
+        "goodput_again": _ratio(seconds[:, [0, 2]]),
+    }
+
+
+def _turn(rig: Rig, model: LearnedModel, number: int, rng: random.Random) -> dict[str, FloatArray]:
+    """By arm what `_decode` says, of one pair's requests."""
+    first = 1 + number * _BLOCKS
+    specs = {ADAPTIVE: ADAPTIVE, LEARNED: Learned(model), _AGAIN: ADAPTIVE}
+    return {name: _decode(rig, specs[name], first) for name in rng.sample(_ARMS, len(_ARMS))}
+
+
+def _decode(rig: Rig, spec: str | Learned, first: int) -> FloatArray:
+    """Seconds per token and steps of a new controller's blocks, `[blocks, 2]`."""
+    arm = Arm("new", spec)
+    found = []
+    for block in range(first, first + _BLOCKS):
+        runs = [rig.run(arm, phase, block) for phase in rig.case.phases_of(block)]
+        tokens = sum(run.tokens for run in runs)
+        found.append([sum(run.seconds for run in runs) / tokens, sum(r.stats.steps for r in runs)])
+    return np.array(found)
+
+
+def _ratio(seconds: FloatArray) -> dict[str, float]:
+    """How much faster the second arm was than the first, `[pairs, arms, blocks, 2]`."""
+    each = seconds[:, :, :, 0].mean(axis=2)
+    logs = np.log(each[:, 0] / each[:, 1])
+    spread = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
+    low, mean, high = np.exp([logs.mean() - spread, logs.mean(), logs.mean() + spread]).tolist()
+    return {"mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cases = {case.name: case for case in (*CELLS, *WORKLOADS)}
+    parser.add_argument("--cells", default=",".join(cases), help="names, as in benchmarks.regret")
+    parser.add_argument("--pairs", type=int, default=_PAIRS, help="per cell, at least 2")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.cells.split(",")) - set(cases)):
+        parser.error(f"no cell is called {unknown}; there are {list(cases)}")
+    transformers.utils.logging.disable_progress_bar()
+    results = []
+    for name in options.cells.split(","):
+        results.append(measure(cases[name], pairs=options.pairs))
+        print(_line(results[-1]), flush=True)
+        write_results("learned_live", "python -m benchmarks.learned_live", results)
+    return 0
+
+
+def _line(found: Mapping[str, object]) -> str:
+    words = []
+    for key in ("first_block", "three_blocks", "goodput_again"):
+        ratio = found[key]
+        assert isinstance(ratio, Mapping)
+        words.append(f"{key} {ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})")
+    return f"{found['name']:28} {', '.join(words)}; {found['steps']} steps"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
