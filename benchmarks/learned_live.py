@@ -1,19 +1,20 @@
 """Does a run begin better with what was learnt from others? Live: `python -m benchmarks.learned_live`.
 
-    python -m benchmarks.learned_live [--cells NAME,NAME] [--pairs N]     about an hour
+    python -m benchmarks.learned_live [--cells NAME,NAME] [--pairs N]     about 40 minutes
 
-The learned policy is a head start: after `96` steps of about as many requests it is `goodput`, so that
+The learned policy is a head start: after 96 steps of about as many requests it is `goodput`, so that
 what it brings, it brings at the beginning. In every cell and workload of `benchmarks.regret`, with the
-model that is trained for it there, controllers that know nothing yet decode the first three blocks of
-requests, one with each policy in turns; a pair's luck is its own. Beside them a second one of `goodput`:
-how far two arms of one policy are apart. Intervals: 95 % of the mean of the pairs' logarithms, by
-Student's t.
+model that is trained for it there, controllers that know nothing yet decode three blocks of requests
+(a workload: all its phases once), one with each policy in turns; a pair's luck is its own. Beside them
+a second one of `goodput`: how far two arms of one policy are apart. Intervals: 95 % of the mean of the
+pairs' logarithms, by Student's t; over all cases of the mean of theirs.
 """
 
 import argparse
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import transformers
@@ -28,15 +29,16 @@ from sdcontrol.core import FloatArray
 from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_model import LearnedModel
 
-__all__ = ["measure"]
+__all__ = ["measure", "over_all"]
 
 _AGAIN = f"{ADAPTIVE} again"
 _ARMS = (ADAPTIVE, LEARNED, _AGAIN)
-_BLOCKS = 3  # of a controller
-_PAIRS = 16
+_BLOCKS = 3  # of a controller, in a cell
+_PAIRS = 12
+_RATIOS = ("first_block", "whole", "goodput_again")
 
 
-def measure(case: Case, *, pairs: int = _PAIRS, is_tiny: bool = False) -> dict[str, object]:
+def measure(case: Case, *, pairs: int = _PAIRS, is_tiny: bool = False) -> dict[str, Any]:
     """One cell or workload. Raises `ValueError` for fewer than two pairs."""
     if pairs < 2:
         raise ValueError(f"{pairs} pairs; an interval needs at least 2")
@@ -58,15 +60,15 @@ def measure(case: Case, *, pairs: int = _PAIRS, is_tiny: bool = False) -> dict[s
         "acceptance": "synthetic" if rig.pair.is_synthetic else "real",
         "pairs": pairs,
         "steps": round(float(seconds[:, 0, :, 1].sum(axis=1).mean()), 1),
-        "first_block": _ratio(seconds[:, :, :1]),
-        "three_blocks": _ratio(seconds),
+        "first_block": _ratio(seconds[:, :2, :1]),
+        "whole": _ratio(seconds[:, :2]),
         "goodput_again": _ratio(seconds[:, [0, 2]]),
     }
 
 
 def _turn(rig: Rig, model: LearnedModel, number: int, rng: random.Random) -> dict[str, FloatArray]:
     """By arm what `_decode` says, of one pair's requests."""
-    first = 1 + number * _BLOCKS
+    first = 1 + number * _blocks_of(rig.case)
     specs = {ADAPTIVE: ADAPTIVE, LEARNED: Learned(model), _AGAIN: ADAPTIVE}
     return {name: _decode(rig, specs[name], first) for name in rng.sample(_ARMS, len(_ARMS))}
 
@@ -75,17 +77,24 @@ def _decode(rig: Rig, spec: str | Learned, first: int) -> FloatArray:
     """Seconds per token and steps of a new controller's blocks, `[blocks, 2]`."""
     arm = Arm("new", spec)
     found = []
-    for block in range(first, first + _BLOCKS):
+    for block in range(first, first + _blocks_of(rig.case)):
         runs = [rig.run(arm, phase, block) for phase in rig.case.phases_of(block)]
         tokens = sum(run.tokens for run in runs)
         found.append([sum(run.seconds for run in runs) / tokens, sum(r.stats.steps for r in runs)])
     return np.array(found)
 
 
+def _blocks_of(case: Case) -> int:
+    return 1 if case.is_workload else _BLOCKS
+
+
 def _ratio(seconds: FloatArray) -> dict[str, float]:
-    """How much faster the second arm was than the first, `[pairs, arms, blocks, 2]`."""
+    """How much faster the second arm was than the first, `[pairs, 2, blocks, 2]`."""
     each = seconds[:, :, :, 0].mean(axis=2)
-    logs = np.log(each[:, 0] / each[:, 1])
+    return _mean_of(np.log(each[:, 0] / each[:, 1]))
+
+
+def _mean_of(logs: FloatArray) -> dict[str, float]:
     spread = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
     low, mean, high = np.exp([logs.mean() - spread, logs.mean(), logs.mean() + spread]).tolist()
     return {"mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
@@ -108,14 +117,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.append(measure(cases[name], pairs=options.pairs))
         print(_line(results[-1]), flush=True)
         write_results("learned_live", "python -m benchmarks.learned_live", results)
+    if len(results) > 1:
+        print(_line(over_all(results)))
     return 0
 
 
-def _line(found: Mapping[str, object]) -> str:
+def over_all(results: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """The mean over cases, each of which counts once."""
+    means = {key: np.log([found[key]["mean"] for found in results]) for key in _RATIOS}
+    steps = float(np.mean([found["steps"] for found in results]))
+    ratios = {key: _mean_of(logs) for key, logs in means.items()}
+    return {"name": f"all {len(results)}", "steps": round(steps, 1), **ratios}
+
+
+def _line(found: Mapping[str, Any]) -> str:
     words = []
-    for key in ("first_block", "three_blocks", "goodput_again"):
+    for key in _RATIOS:
         ratio = found[key]
-        assert isinstance(ratio, Mapping)
         words.append(f"{key} {ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})")
     return f"{found['name']:28} {', '.join(words)}; {found['steps']} steps"
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import learned_live
 from benchmarks.regret.__main__ import main, measure
 from benchmarks.regret.grid import CELLS, KINDS, RATES, WORKLOADS, PhaseSpec, quick
 from benchmarks.regret.pairs import Prompt, prompts_of, seed_of
@@ -171,3 +172,15 @@ def test_a_workload_is_measured_with_rivals_scored_and_drawn() -> None:
     for text in (markdown([result]), svg([result])):
         assert "batch-ramps" in text
     assert all(isinstance(missed, str) for missed in misses(result))
+
+
+def test_a_head_start_is_measured_beside_the_same_policy_twice() -> None:
+    found = learned_live.measure(quick(CELLS[3]), pairs=2, is_tiny=True)
+    for key in ("first_block", "whole", "goodput_again"):
+        ratio = found[key]
+        assert 0.0 < ratio["low"] <= ratio["mean"] <= ratio["high"]
+    assert found["steps"] >= 3
+    both = learned_live.over_all([found, found])
+    assert both["whole"]["mean"] == pytest.approx(found["whole"]["mean"], abs=1e-3)
+    with pytest.raises(ValueError, match="at least 2"):
+        learned_live.measure(quick(CELLS[3]), pairs=1)
