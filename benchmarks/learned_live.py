@@ -1,13 +1,13 @@
 """Does a run begin better with what was learnt from others? Live: `python -m benchmarks.learned_live`.
 
-    python -m benchmarks.learned_live [--cells NAME,NAME] [--pairs N]     about 40 minutes
+    python -m benchmarks.learned_live [--cells NAME,NAME] [--turns N]     about 40 minutes
 
 The learned policy is a head start: after 96 steps of about as many requests it is `goodput`, so that
 what it brings, it brings at the beginning. In every cell and workload of `benchmarks.regret`, with the
 model that is trained for it there, controllers that know nothing yet decode three blocks of requests
-(a workload: all its phases once), one with each policy in turns; a pair's luck is its own. Beside them
-a second one of `goodput`: how far two arms of one policy are apart. Intervals: 95 % of the mean of the
-pairs' logarithms, by Student's t; over all cases of the mean of theirs.
+(a workload: all its phases once), one of `learned` and two of `goodput` in turns, the mean of which is
+compared with; how far those two are apart stands beside. Every turn has requests of its own. Intervals:
+95 % of the mean of the turns' logarithms, by Student's t; over all cases of the mean of theirs.
 """
 
 import argparse
@@ -32,16 +32,16 @@ from sdcontrol.policies.learned_model import LearnedModel
 __all__ = ["measure", "over_all"]
 
 _AGAIN = f"{ADAPTIVE} again"
-_ARMS = (ADAPTIVE, LEARNED, _AGAIN)
+_ARMS = (LEARNED, ADAPTIVE, _AGAIN)
 _BLOCKS = 3  # of a controller, in a cell
-_PAIRS = 12
+_TURNS = 12
 _RATIOS = ("first_block", "whole", "goodput_again")
 
 
-def measure(case: Case, *, pairs: int = _PAIRS, is_tiny: bool = False) -> dict[str, Any]:
-    """One cell or workload. Raises `ValueError` for fewer than two pairs."""
-    if pairs < 2:
-        raise ValueError(f"{pairs} pairs; an interval needs at least 2")
+def measure(case: Case, *, turns: int = _TURNS, is_tiny: bool = False) -> dict[str, Any]:
+    """One cell or workload. Raises `ValueError` for fewer than two turns."""
+    if turns < 2:
+        raise ValueError(f"{turns} turns; an interval needs at least 2")
     rig = Rig(case, is_tiny=is_tiny)
     try:
         model = trained_model(rig)
@@ -50,7 +50,7 @@ def measure(case: Case, *, pairs: int = _PAIRS, is_tiny: bool = False) -> dict[s
         seconds = np.array(
             [
                 [turn[name] for name in _ARMS]
-                for turn in (_turn(rig, model, number, rng) for number in range(pairs))
+                for turn in (_turn(rig, model, number, rng) for number in range(turns))
             ]
         )
     finally:
@@ -58,16 +58,16 @@ def measure(case: Case, *, pairs: int = _PAIRS, is_tiny: bool = False) -> dict[s
     return {
         "name": case.name,
         "acceptance": "synthetic" if rig.pair.is_synthetic else "real",
-        "pairs": pairs,
-        "steps": round(float(seconds[:, 0, :, 1].sum(axis=1).mean()), 1),
-        "first_block": _ratio(seconds[:, :2, :1]),
-        "whole": _ratio(seconds[:, :2]),
-        "goodput_again": _ratio(seconds[:, [0, 2]]),
+        "turns": turns,
+        "steps": round(float(seconds[:, 1, :, 1].sum(axis=1).mean()), 1),
+        "first_block": _ratio(seconds[:, :, :1]),
+        "whole": _ratio(seconds),
+        "goodput_again": _ratio(seconds[:, [2, 1]]),
     }
 
 
 def _turn(rig: Rig, model: LearnedModel, number: int, rng: random.Random) -> dict[str, FloatArray]:
-    """By arm what `_decode` says, of one pair's requests."""
+    """By arm what `_decode` says, of one turn's requests."""
     first = 1 + number * _blocks_of(rig.case)
     specs = {ADAPTIVE: ADAPTIVE, LEARNED: Learned(model), _AGAIN: ADAPTIVE}
     return {name: _decode(rig, specs[name], first) for name in rng.sample(_ARMS, len(_ARMS))}
@@ -89,9 +89,9 @@ def _blocks_of(case: Case) -> int:
 
 
 def _ratio(seconds: FloatArray) -> dict[str, float]:
-    """How much faster the second arm was than the first, `[pairs, 2, blocks, 2]`."""
-    each = seconds[:, :, :, 0].mean(axis=2)
-    return _mean_of(np.log(each[:, 0] / each[:, 1]))
+    """How much faster the first arm was than the others, `[turns, arms, blocks, 2]`."""
+    each = np.log(seconds[:, :, :, 0].mean(axis=2))
+    return _mean_of(each[:, 1:].mean(axis=1) - each[:, 0])
 
 
 def _mean_of(logs: FloatArray) -> dict[str, float]:
@@ -107,14 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     cases = {case.name: case for case in (*CELLS, *WORKLOADS)}
     parser.add_argument("--cells", default=",".join(cases), help="names, as in benchmarks.regret")
-    parser.add_argument("--pairs", type=int, default=_PAIRS, help="per cell, at least 2")
+    parser.add_argument("--turns", type=int, default=_TURNS, help="per cell, at least 2")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.cells.split(",")) - set(cases)):
         parser.error(f"no cell is called {unknown}; there are {list(cases)}")
     transformers.utils.logging.disable_progress_bar()
     results = []
     for name in options.cells.split(","):
-        results.append(measure(cases[name], pairs=options.pairs))
+        results.append(measure(cases[name], turns=options.turns))
         print(_line(results[-1]), flush=True)
         write_results("learned_live", "python -m benchmarks.learned_live", results)
     if len(results) > 1:

@@ -175,7 +175,7 @@ def test_a_workload_is_measured_with_rivals_scored_and_drawn() -> None:
 
 
 def test_a_head_start_is_measured_beside_the_same_policy_twice() -> None:
-    found = learned_live.measure(quick(CELLS[3]), pairs=2, is_tiny=True)
+    found = learned_live.measure(quick(CELLS[3]), turns=2, is_tiny=True)
     for key in ("first_block", "whole", "goodput_again"):
         ratio = found[key]
         assert 0.0 < ratio["low"] <= ratio["mean"] <= ratio["high"]
@@ -183,4 +183,4 @@ def test_a_head_start_is_measured_beside_the_same_policy_twice() -> None:
     both = learned_live.over_all([found, found])
     assert both["whole"]["mean"] == pytest.approx(found["whole"]["mean"], abs=1e-3)
     with pytest.raises(ValueError, match="at least 2"):
-        learned_live.measure(quick(CELLS[3]), pairs=1)
+        learned_live.measure(quick(CELLS[3]), turns=1)
