@@ -21,6 +21,13 @@ from benchmarks.simulated_promise import measure
         (64, 512, "0.7", 0.98, 0.98),
         (16, 4096, "0.5", 0.97, 1.0),  # every arm is near the price of no speculation
         (64, 4096, "0.9", 0.97, 1.4),
+        (
+            16,
+            4096,
+            "0.9",
+            1.0,
+            1.9,
+        ),  # look-ups are good; a draft model that has to be tried is better
         (16, 32768, "mixed", 0.98, 1.9),  # reading KV is what takes the time: sparse_kv
     ],
 )
