@@ -20,6 +20,7 @@ COMMANDS = (
     ("benchmarks.self_replay", "--json"),
     ("benchmarks.recording", "--json"),
     ("benchmarks.learned", "--json"),
+    ("benchmarks.learned_live",),
     ("benchmarks.ab",),
     ("benchmarks.gpu",),
     ("benchmarks.figures",),  # into the documents

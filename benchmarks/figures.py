@@ -231,6 +231,20 @@ def learned() -> str:
     return f"{table(heads, rows)}\n\n{table(gains, machines)}\n\n{made(found)}"
 
 
+def learned_live() -> str:
+    """How new controllers begin with what was learnt, beside those without."""
+    from benchmarks.learned_live import RATIOS, over_all  # loads torch
+
+    found = results("learned_live")
+    rows = []
+    for row in [*found["results"], over_all(found["results"])]:
+        ratios = [row[key] for key in RATIOS]
+        words = (f"{r['mean']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in ratios)
+        rows.append((row["name"], f"{row['steps']:.0f}", *words))
+    heads = ("case", "steps", "first block", "all of it", "two arms of goodput apart")
+    return f"{table(heads, rows)}\n\n{made(found)}"
+
+
 def replay() -> str:
     """Speed, memory and scaling of the simulation."""
     found = results("replay")
@@ -418,6 +432,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         closed_batches,
         regret,
         learned,
+        learned_live,
         replay,
         fidelity,
         self_replay,

@@ -29,13 +29,13 @@ from sdcontrol.core import FloatArray
 from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_model import LearnedModel
 
-__all__ = ["measure", "over_all"]
+__all__ = ["RATIOS", "measure", "over_all"]
 
 _AGAIN = f"{ADAPTIVE} again"
 _ARMS = (LEARNED, ADAPTIVE, _AGAIN)
 _BLOCKS = 3  # of a controller, in a cell
 _TURNS = 12
-_RATIOS = ("first_block", "whole", "goodput_again")
+RATIOS = ("first_block", "whole", "goodput_again")
 
 
 def measure(case: Case, *, turns: int = _TURNS, is_tiny: bool = False) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def over_all(results: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """The mean over cases, each of which counts once."""
-    means = {key: np.log([found[key]["mean"] for found in results]) for key in _RATIOS}
+    means = {key: np.log([found[key]["mean"] for found in results]) for key in RATIOS}
     steps = float(np.mean([found["steps"] for found in results]))
     ratios = {key: _mean_of(logs) for key, logs in means.items()}
     return {"name": f"all {len(results)}", "steps": round(steps, 1), **ratios}
@@ -132,7 +132,7 @@ def over_all(results: Sequence[Mapping[str, Any]]) -> dict[str, object]:
 
 def _line(found: Mapping[str, Any]) -> str:
     words = []
-    for key in _RATIOS:
+    for key in RATIOS:
         ratio = found[key]
         words.append(f"{key} {ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})")
     return f"{found['name']:28} {', '.join(words)}; {found['steps']} steps"

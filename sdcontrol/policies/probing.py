@@ -8,11 +8,10 @@ never more than 1 % of all time. What is spent is the price that the plan named,
 was measured where that was more. One request tries, or all at once where a round that they share
 tells much more for its time; the price of that is what it loses beside the plan, by what is believed
 of its tokens: where fewer are accepted, more is lost than is paid. And a probe must be worth it: the
-more the arm could bring beside the plan of this very step (`upside`), and the more of that the probe's
-outcomes would tell, the sooner it is tried. What is
-asked for falls as the allowance fills, so that nothing stays untried for ever; but what could bring
-next to nothing, even if it turned out well, is only rechecked, at the highest price that a probe may
-count for.
+more the arm could bring beside the plan of this very step (`upside`), the sooner it is tried, by all at
+once sooner than by one. What is asked for falls as the allowance fills, so that nothing stays untried
+for ever; but what could bring next to nothing, even if it turned out well, is only rechecked, at the
+highest price that a probe may count for.
 
 The allowance also pays for other lengths than the best ones (`lengths`): where every step asks for as
 many tokens, what more or fewer would take is never seen, and a wrong price keeps itself up.
@@ -35,8 +34,8 @@ __all__ = ["Probing"]
 
 _SAVED_STEPS = 3.0  # steps' time that the allowance can hold
 _LOAN = 0.25  # of that, at the start
-_LEAST_RETURN = 0.05  # share of the rate for a step's time of probing; less as the allowance fills
-_TELLING = 4.0  # outcomes, of which half of what could be found out is expected
+_LEAST_RETURN = 0.3  # share of the rate for a step's time of probing; less as the allowance fills
+_LEAST_OF_ALL = 0.06  # the same where all try at once: one such probe mostly settles it
 _HOPELESS = 0.01  # the same, under which a try is a recheck
 _STEP_MEMORY = 0.95  # of the average step's seconds, per step
 _TURN_MEMORY = 0.995  # of what each arm spent, per step
@@ -169,8 +168,8 @@ class Probing:
                 break
             unfilled = 1.0 - self._allowance / most_seconds
             hoped = self._return(problem, answer, a, probe)
-            told = probe.outcomes / (probe.outcomes + _TELLING)
-            if hoped >= _HOPELESS and hoped * told >= _LEAST_RETURN * unfilled:
+            least = _LEAST_OF_ALL if probe.drafting else _LEAST_RETURN
+            if hoped >= max(least * unfilled, _HOPELESS):
                 return _with(plan, PROBES, problem, a, probe)
             if unfilled <= 0.0:
                 return _with(plan, RECHECKS, problem, a, probe)
@@ -191,15 +190,15 @@ class Probing:
             return None
         charged = self._charged(view, problem, a)
         whole = seconds + float(problem.catch_up[a, r]) * (1.0 / float(charged[r]) - 1.0)
-        outcomes = 1.0 + float(problem.gain[a, r, length - 1])
-        lone = _Probe(r, length, seconds, whole, outcomes)
+        lone = _Probe(r, length, seconds, whole)
         if not is_measured:
             return lone
         for_each, lost, drafting, per_second = together(
             problem, answer, a, charged, most_tokens=most
         )
-        if for_each and per_second > _TOGETHER * outcomes / whole:
-            return _Probe(r, for_each, lost, lost, per_second * lost, drafting)
+        alone = (1.0 + float(problem.gain[a, r, length - 1])) / whole
+        if for_each and per_second > _TOGETHER * alone:
+            return _Probe(r, for_each, lost, lost, drafting)
         return lone
 
     def _charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
@@ -257,7 +256,6 @@ class _Probe:
     length: int
     seconds: float  # what it costs: drafting, verification, and the tokens of the plan given up
     whole: float  # the same with all of a catch-up
-    outcomes: float  # expected
     drafting: float = 0.0  # seconds of it, where all try
 
 
