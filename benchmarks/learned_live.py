@@ -1,6 +1,6 @@
 """Does a run begin better with what was learnt from others? Live: `python -m benchmarks.learned_live`.
 
-    python -m benchmarks.learned_live [--cells NAME,NAME] [--turns N]     about 40 minutes
+    python -m benchmarks.learned_live [--cells NAME,NAME] [--turns N] [--resume]     about 40 minutes
 
 The learned policy is a head start: after 96 steps of about as many requests it is `goodput`, so that
 what it brings, it brings at the beginning. In every cell and workload of `benchmarks.regret`, with the
@@ -11,6 +11,7 @@ compared with; how far those two are apart stands beside. Every turn has request
 """
 
 import argparse
+import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 import transformers
 from scipy import stats
 
-from benchmarks.measuring import write_results
+from benchmarks.measuring import RESULTS, write_results
 from benchmarks.regret.grid import CELLS, WORKLOADS, Case
 from benchmarks.regret.rig import Arm, Rig
 from benchmarks.regret.scoring import ADAPTIVE, LEARNED
@@ -35,6 +36,7 @@ _AGAIN = f"{ADAPTIVE} again"
 _ARMS = (LEARNED, ADAPTIVE, _AGAIN)
 _BLOCKS = 3  # of a controller, in a cell
 _TURNS = 12
+_NAME = "learned_live"
 RATIOS = ("first_block", "whole", "goodput_again")
 
 
@@ -108,18 +110,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = {case.name: case for case in (*CELLS, *WORKLOADS)}
     parser.add_argument("--cells", default=",".join(cases), help="names, as in benchmarks.regret")
     parser.add_argument("--turns", type=int, default=_TURNS, help="per cell, at least 2")
+    parser.add_argument("--resume", action="store_true", help="measure what has no result yet")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.cells.split(",")) - set(cases)):
         parser.error(f"no cell is called {unknown}; there are {list(cases)}")
     transformers.utils.logging.disable_progress_bar()
-    results = []
+    found = _earlier() if options.resume else {}
     for name in options.cells.split(","):
-        results.append(measure(cases[name], turns=options.turns))
-        print(_line(results[-1]), flush=True)
-        write_results("learned_live", "python -m benchmarks.learned_live", results)
-    if len(results) > 1:
-        print(_line(over_all(results)))
+        if name not in found:
+            found[name] = measure(cases[name], turns=options.turns)
+            print(_line(found[name]), flush=True)
+            results = [found[name] for name in cases if name in found]
+            write_results(_NAME, "python -m benchmarks.learned_live", results)
+    if len(found) > 1:
+        print(_line(over_all([*found.values()])))
     return 0
+
+
+def _earlier() -> dict[str, dict[str, Any]]:
+    path = RESULTS / f"{_NAME}.json"
+    if not path.exists():
+        return {}
+    return {found["name"]: found for found in json.loads(path.read_text("utf-8"))["results"]}
 
 
 def over_all(results: Sequence[Mapping[str, Any]]) -> dict[str, object]:
