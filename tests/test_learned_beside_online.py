@@ -12,6 +12,7 @@ from sdcontrol import policies
 from sdcontrol.core import BatchView, Belief, Observation, RequestView, Timing
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.estimators.price import forward_seconds
 from sdcontrol.policies.at_once import answer_at_once
 from sdcontrol.policies.checks import ToyCost
 from sdcontrol.policies.goodput import Goodput
@@ -19,7 +20,7 @@ from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_acceptance import Corrector, Outcome, fit_arms, log_loss
 from sdcontrol.policies.learned_features import NUM_FEATURES, ODDS, features, hazards_of
 from sdcontrol.policies.learned_model import LearnedModel, fit
-from sdcontrol.policies.learned_speed import VERIFY, MixedCost, TermedMix
+from sdcontrol.policies.learned_speed import VERIFY, MixedCost, Speeds, TermedMix
 from sdcontrol.policies.learned_trust import observed_seconds
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.reading import read
@@ -110,6 +111,24 @@ def test_prices_in_one_piece_are_those_one_by_one(model: LearnedModel) -> None:
     )
     assert np.dot(known[3:], (1.0, 64.0)) == pytest.approx(mixed.catch_up_seconds(ARM, 64.0))
     np.testing.assert_array_equal(other, online.lines(("other",))[0])
+
+
+def test_what_one_cost_counts_as_padding_and_the_other_as_tokens_adds_up(
+    model: LearnedModel,
+) -> None:
+    """Two costs that agree on a forward are mixed to that, whichever parts they make it of."""
+    view, (batch, longest) = VIEW, (len(VIEW.requests), 4)
+    kv_tokens = float(sum(request.context_tokens for request in view.requests))
+    tokens = batch * (1 + longest)  # evenly spread
+    plain = float(model.cost.verify_seconds(tokens, kv_tokens, batch))
+    padded = replace(
+        model.cost, verify=model.cost.verify.copy(), padding=0.2 * plain / (longest * kv_tokens)
+    )
+    padded.verify[0] -= float(padded.verify_seconds(tokens, kv_tokens, batch)) - plain
+    mixed = MixedCost(Speeds(padded, 0.05), model.cost)
+    forward = forward_seconds(mixed, tokens, kv_tokens, batch, longest)
+    assert forward == pytest.approx(plain, rel=0.01)
+    assert mixed.padding_seconds(kv_tokens) == pytest.approx(0.1 * plain / longest, rel=0.2)
 
 
 def test_what_was_learnt_is_planned_with_in_one_call(model: LearnedModel) -> None:

@@ -20,8 +20,9 @@ from sdcontrol.policies.learned_model import LearnedModel, load
 
 __all__ = ["Learned", "LearnedConfig"]
 
-_FIRST_STEPS = 64  # of a run, each of which tells how fast the machine is
-_SPEED_STEPS, _RARE = 4, 16  # from one that does to the next, later on; where nobody asks for it
+_RARE = (
+    16  # steps from one that tells how fast the machine is to the next, where nobody asks for it
+)
 _OWN_STEPS = 96  # of about as many requests, after which they say more than other runs
 _UNLIKE = "unlike the training data"  # said of a plan that does not rest on it
 _OWN = "by its own steps"  # no more, the same
@@ -79,8 +80,7 @@ class Learned(Policy):
     def update(self, observation: Observation) -> None:
         """Learn what `goodput` learns, what probes may cost, and how fast the machine is now."""
         self._goodput.update(observation)
-        interval = _SPEED_STEPS if self._leads(observation.view) else _RARE
-        is_due = self._steps < _FIRST_STEPS or self._steps % interval == 0
+        is_due = self._leads(observation.view) or self._steps % _RARE == 0
         if is_due and _is_learned(observation.plan):
             self.speeds.update(observation)
         self._steps += 1

@@ -1,9 +1,9 @@
 """A learned cost on today's machine: its shape at the speed of the last steps, beside the online one.
 
 Two forecasts with different errors are better together: the learned one knows the shape before the
-first step, the online one follows what the machine does. Their geometric mean is taken, and the learned
-one may part from the online one by a factor of 4 at most, so that it can never be much worse. Where its
-own errors say that it is not of this machine, it is not used. Knows nothing of acceptance or files.
+first step, the online one follows what the machine does. Their geometric mean is taken (of padding the
+arithmetic one), and the learned one may part from the online one by a factor of 4 at most, so that it can
+never be much worse. Where its own errors say that it is not of this machine, it is not used. Knows nothing of acceptance or files.
 """
 
 import math
@@ -154,9 +154,14 @@ class MixedCost:
         return np.asarray(self._mixed(VERIFY, online, learned) + padding)
 
     def padding_seconds(self, kv_tokens: float) -> float:
-        """What a token more of the longest draft adds."""
+        """What a token more of the longest draft adds: the arithmetic mean.
+
+        One may count as padding what the other counts as tokens; so the parts of a forward still add up.
+        """
         learned = self.speeds.learned.padding_seconds(kv_tokens) * self.speeds.ratio(VERIFY)
-        return self._mixed_number(padding_seconds(self.online, kv_tokens), learned)
+        if self.is_alone:
+            return learned
+        return 0.5 * (padding_seconds(self.online, kv_tokens) + learned)
 
     def draft_seconds(
         self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
