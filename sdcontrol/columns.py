@@ -31,6 +31,7 @@ __all__ = [
     "Said",
     "columns_of",
     "ids_of",
+    "kv_tokens_of",
     "read_steps",
     "said_of",
     "sorted_out",
@@ -101,6 +102,12 @@ def ids_of(view: BatchView) -> tuple[str, ...]:
         kept = tuple([request.id for request in view.requests])
         object.__setattr__(view, "_ids", kept)
     return kept
+
+
+def kv_tokens_of(view: BatchView) -> int:
+    """Of all requests; not read again where that was done."""
+    said = _kept(view)
+    return said.kv_tokens if said else sum([request.context_tokens for request in view.requests])
 
 
 def said_of(view: BatchView) -> Said:

@@ -11,6 +11,7 @@ is not linear. Prices never fall with T or V. Every step's time is learnt, sever
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -127,10 +128,13 @@ class LearntForward:
         How many of them completed a change of speed.
         """
         self._table = None
-        between = np.floor(np.log(np.maximum(steps[:, 1], 1.0)) / _LOG_KV_STEP)
-        new = (np.diff(steps[:, 2]) != 0.0) | (np.diff(between) != 0.0)
-        parts = np.split(steps, np.flatnonzero(new) + 1) if len(steps) else []
-        return sum([self._learn_alike(part) for part in parts])
+        alike = [(row[2], _kv_index(row[1])) for row in steps.tolist()]
+        changes = first = 0
+        for _, part in groupby(alike):
+            last = first + len(list(part))
+            changes += self._learn_alike(steps[first:last])
+            first = last
+        return changes
 
     def _learn_alike(self, steps: FloatArray) -> int:
         """Of as many requests each, and KV counts between the same two at which the prior is kept."""
@@ -191,5 +195,9 @@ def _kv_counts(kv_tokens: float) -> tuple[float, float]:
     """The two nearest KV counts at which the prior is kept; 0 and infinity for none at all."""
     if kv_tokens < 1.0:
         return 0.0, math.inf
-    low = _KV_STEP ** math.floor(math.log(kv_tokens) / _LOG_KV_STEP)
+    low = _KV_STEP ** _kv_index(kv_tokens)
     return low, low * _KV_STEP
+
+
+def _kv_index(kv_tokens: float) -> int:
+    return math.floor(math.log(max(kv_tokens, 1.0)) / _LOG_KV_STEP)

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from sdcontrol.columns import NO_LIMIT
+from sdcontrol.columns import NO_LIMIT, kv_tokens_of
 from sdcontrol.core import FloatArray, Observation, family_of
 from sdcontrol.estimators.price import sparse_budget
 
@@ -57,7 +57,7 @@ def verify_load(observation: Observation) -> VerifyLoad:
     view = observation.view
     return VerifyLoad(
         len(view.requests) + sum(observation.proposed) + view.prefill_tokens,
-        sum([request.context_tokens for request in view.requests]),
+        kv_tokens_of(view),
         len(view.requests),
         max(observation.proposed, default=0),
     )

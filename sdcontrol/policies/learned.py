@@ -20,9 +20,7 @@ from sdcontrol.policies.learned_model import LearnedModel, load
 
 __all__ = ["Learned", "LearnedConfig"]
 
-_RARE = (
-    16  # steps from one that tells how fast the machine is to the next, where nobody asks for it
-)
+_RARE = 16  # steps from one that tells the machine's speed to the next, where nobody asks for it
 _OWN_STEPS = 96  # of about as many requests, after which they say more than other runs
 _UNLIKE = "unlike the training data"  # said of a plan that does not rest on it
 _OWN = "by its own steps"  # no more, the same

@@ -13,7 +13,8 @@ stays. Four couplings tie the requests of a step together:
 
 At a given rate a plan is opened (`opening`) and requests respond to one another until none changes
 (`search`). Few requests leave more to chance, and less to compute: they get more openings and kicks.
-Where one arm and one length for all would be better than what came of it, requests respond to that.
+Where one arm and one length for all would be better than what came of it, requests respond to that; of a
+single request, that is the best plan.
 """
 
 import numpy as np
@@ -102,25 +103,31 @@ def _evaluate(tables: Tables, state: State, rate: float) -> tuple[IntArray, floa
     return arm, total, seconds
 
 
-@compiled(f"Tuple((float64, int64, int64))({TABLES})")
-def _uniform(tables: Tables) -> tuple[float, int, int]:
-    """About the best rate of one arm and one length for all; which they are."""
-    gain, _, family, verify, rounds, _, _, _ = tables
+@compiled(f"Tuple((float64, float64, int64, int64))({TABLES})")
+def _uniform(tables: Tables) -> tuple[float, float, int, int]:
+    """Tokens and seconds of the best plan of one arm and one length for all; which they are.
+
+    As if nobody's limit were shorter: of a single request it is the best plan.
+    """
+    gain, _, family, verify, rounds, reading, catch_up, drafted = tables
     arms, requests, lengths = gain.shape
-    best, best_arm, best_length = requests / verify[0], 0, 0
+    done, padding = drafted[-1], rounds[-1, requests]
+    tokens, seconds, best_arm, best_length = float(requests), verify[0], 0, 0
     total = np.zeros(lengths)
     for a in range(arms):
+        f, fixed, own = family[a], 0.0, 0.0
         total[:] = float(requests)
         for r in range(requests):
+            fixed += catch_up[a, r]
+            own += reading[a, r]
             for n in range(lengths):
                 total[n] += gain[a, r, n]
-        for n in range(1, lengths):
-            if n * requests < len(verify):
-                round_seconds = rounds[family[a], requests] + rounds[-1, requests]
-                seconds = verify[n * requests] + n * round_seconds
-                if total[n] > best * seconds:
-                    best, best_arm, best_length = total[n] / seconds, a, n
-    return best, best_arm, best_length
+        for n in range(1, min(lengths, (len(verify) - 1) // requests + 1)):
+            more = (rounds[f, requests] + own) * max(n - drafted[f], 0) + padding * max(n - done, 0)
+            spent = verify[n * requests] + fixed + more
+            if total[n] * seconds > tokens * spent:
+                tokens, seconds, best_arm, best_length = total[n], spent, a, n
+    return tokens, seconds, best_arm, best_length
 
 
 @compiled(f"{STATE}({TABLES}, float64, int64, int64)")
@@ -218,12 +225,11 @@ def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntAr
     if not _is_finite(tables):
         nobody = np.zeros(requests, dtype=np.int64)
         return nobody, nobody, 0.0, -1.0
-    alike, a, n = _uniform(tables)
+    tokens, seconds, a, n = _uniform(tables)
+    if len(tables[3]) == 1 or (requests == 1 and not is_given):  # nothing to draft, or all in one
+        return np.full(requests, a), np.full(requests, n), tokens, seconds
+    alike = tokens / seconds
     rate = rate if is_given else alike
-    if len(tables[3]) == 1:
-        best = blank(_price(tables, rate))
-        arm, tokens, seconds = _evaluate(tables, best, rate)
-        return arm, best[1], tokens, seconds
     tries = _EFFORT // (requests * families * lengths) ** 2 if requests > 1 else 0
     best, found = _climb(tables, rate, is_given, tries, False)
     found = _polish(tables, best, found, is_given, tries)
