@@ -12,11 +12,11 @@ from typing import NamedTuple
 from sdcontrol.core import BatchView, Choice, Hint, Plan, RequestView
 from sdcontrol.estimators.hints import bucket_of_match
 
-__all__ = ["MOST_REQUESTS", "KeptChoices", "is_kept"]
+__all__ = ["MOST_REQUESTS", "YOUNG_TOKENS", "KeptChoices", "is_kept"]
 
 MOST_REQUESTS = 4  # of a batch whose plan may be put together from earlier ones
 _STEPS = 32  # that a choice may stand for
-_YOUNG_TOKENS = 4  # generated; before that a request's choice stands until something is learnt
+YOUNG_TOKENS = 16  # generated; before that a request's choice stands until something is learnt
 _MOST_CHOICES = 256
 _ALIKE_TOKENS = 2  # between choices that are about the same
 _KEPT = "as a few steps ago: "
@@ -73,7 +73,7 @@ class KeptChoices:
         drafters = [choice.drafter for choice in plan.choices]
         rows = zip(view.requests, plan.choices, self._said(view), strict=True)
         for request, choice, (key, offers) in rows:
-            is_young = key[0] is not None and request.generated_tokens < _YOUNG_TOKENS
+            is_young = key[0] is not None and request.generated_tokens < YOUNG_TOKENS
             last_step = view.step if is_young else view.step + _STEPS
             sharing = 0 if _is_looked_up(choice, request.hints) else drafters.count(choice.drafter)
             hinted = [arm for arm in request.drafters if arm in request.hints]

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from sdcontrol.columns import ids_of
 from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, Hint, Observation
-from sdcontrol.kept_choices import MOST_REQUESTS, is_kept
+from sdcontrol.kept_choices import MOST_REQUESTS, YOUNG_TOKENS, is_kept
 
 __all__ = ["COSTS", "OUTCOMES", "Due", "Part", "Seen", "Waiting"]
 
@@ -33,6 +33,7 @@ _SURE_COST_STEPS = 16  # the same, where the last was predicted well and did as 
 _SURPRISE, _SURE = 0.25, 0.1  # log-ratio of a step's measured to its predicted time
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
 _YOUNG_STEPS = 2  # of a request, each of which is news
+_LONG_TOKENS = 4  # of a draft: nobody chooses it who expects all of it to be rejected
 _MOST_KNOWN = 4096  # requests, of which it is kept that they came
 
 
@@ -102,7 +103,7 @@ class Waiting:
         """Whether the step is set aside: something else is done in it, and it is not urgent."""
         if not self.puts_off or observation.faults or len(self._aside) >= _MOST_ASIDE:
             return False
-        if ids_of(observation.view) != self._present:
+        if ids_of(observation.view) != self._present or _disappoints(observation):
             return False
         return bool(self._begun) or not _has_time(observation)
 
@@ -159,11 +160,11 @@ class Waiting:
         return is_full or self._num_rows >= _MOST_ROWS
 
     def _is_urgent(self, observation: Observation) -> bool:
-        """Whether something was wrong, or most requests are so new that nothing is known of them."""
+        """Whether something was wrong, or most requests are so new that nothing, or something false, is known."""
         since = observation.view.step - _YOUNG_STEPS
         young = sum([num_new for step, num_new in self._arrivals if step > since])
         is_young = self._is_news and young > _MOST_YOUNG * len(self._present)
-        return bool(observation.faults) or is_young
+        return bool(observation.faults) or is_young or _disappoints(observation)
 
     def _is_expected(self, observation: Observation) -> bool:
         """Whether each of a few requests drafted all that it could and had all of it accepted."""
@@ -201,6 +202,16 @@ class Waiting:
 def _has_time(observation: Observation) -> bool:
     """Whether a step has time for more than its plan: one of a few requests is as long as planning anew allows."""
     return is_kept(observation.plan) or len(observation.view.requests) > MOST_REQUESTS
+
+
+def _disappoints(observation: Observation) -> bool:
+    """Whether a long draft of one of a few young requests was rejected from its first token on."""
+    requests = observation.view.requests
+    rows = zip(requests, observation.proposed, observation.accepted, strict=True)
+    return len(requests) <= MOST_REQUESTS and any(
+        proposed >= _LONG_TOKENS and not accepted and request.generated_tokens < YOUNG_TOKENS
+        for request, proposed, accepted in rows
+    )
 
 
 def _is_scored(observation: Observation) -> bool:

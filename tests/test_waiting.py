@@ -123,6 +123,32 @@ def test_whoever_is_new_is_learnt_of_at_once() -> None:
     assert len(due.notes) == 2
 
 
+@pytest.mark.parametrize(
+    ("batch", "generated", "length", "accepted", "is_urgent"),
+    [
+        (1, 3, 4, 0, True),
+        (4, 15, 9, 0, True),
+        (1, 3, 4, 1, False),
+        (1, 3, 3, 0, False),  # a short draft is often rejected
+        (1, 16, 4, 0, False),  # much is known already
+        (5, 3, 4, 0, False),  # planned anew in every step
+    ],
+)
+def test_a_long_draft_of_a_young_request_that_is_rejected_whole_is_learnt_at_once(
+    batch: int, generated: int, length: int, accepted: int, is_urgent: bool
+) -> None:
+    names = tuple("abcde"[:batch])
+    waiting = settled(names)
+    waiting.observe(seen_of(60, names), may_rest=True, error=0.0)
+    seen = seen_of(61, names, accepted=accepted).observation
+    requests = tuple(replace(r, generated_tokens=generated) for r in seen.view.requests)
+    counts, view = (length,) * batch, replace(seen.view, requests=requests)
+    seen = replace(seen, view=view, proposed=counts, drafted=counts)
+    due = waiting.observe(Seen(seen, is_try=False), may_rest=True, error=0.0)
+    assert (set(OUTCOMES) <= set(due.parts)) == is_urgent
+    assert not is_urgent or due.notes
+
+
 def test_a_surprise_in_costs_is_learnt_in_the_same_step() -> None:
     waiting = settled()
     parts = [

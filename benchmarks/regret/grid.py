@@ -67,8 +67,8 @@ class Case:
 
 
 _BLOCKS = {
-    (1, "bundled"): 40,
-    (4, "bundled"): 30,
+    (1, "bundled"): 120,
+    (4, "bundled"): 60,
     (16, "bundled"): 40,
     (16, "large"): 40,
     (1, "large"): 40,
