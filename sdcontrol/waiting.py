@@ -103,7 +103,7 @@ class Waiting:
         """Whether the step is set aside: something else is done in it, and it is not urgent."""
         if not self.puts_off or observation.faults or len(self._aside) >= _MOST_ASIDE:
             return False
-        if ids_of(observation.view) != self._present or _disappoints(observation):
+        if ids_of(observation.view) != self._present or self._is_disappointed(observation):
             return False
         return bool(self._begun) or not _has_time(observation)
 
@@ -164,7 +164,11 @@ class Waiting:
         since = observation.view.step - _YOUNG_STEPS
         young = sum([num_new for step, num_new in self._arrivals if step > since])
         is_young = self._is_news and young > _MOST_YOUNG * len(self._present)
-        return bool(observation.faults) or is_young or _disappoints(observation)
+        return bool(observation.faults) or is_young or self._is_disappointed(observation)
+
+    def _is_disappointed(self, observation: Observation) -> bool:
+        """Whether what a few requests were given may not stand; not asked where that takes too much."""
+        return not self._share.is_heavy and _disappoints(observation)
 
     def _is_expected(self, observation: Observation) -> bool:
         """Whether each of a few requests drafted all that it could and had all of it accepted."""

@@ -37,7 +37,7 @@ def test_no_fixed_setting_is_much_faster_learning_included(
 def lone_rate(policy: str, *, is_hinted: bool) -> float:
     """Tokens per second of requests that decode alone after crowds, whom n-grams serve far better.
 
-    The controller takes 5 % of a lone step, so that it puts off what it can. The first two are not
+    The controller takes 1.7 % of a lone step, so that it puts off what it can. The first two are not
     counted: in those a draft model is not known yet.
     """
     rng = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def lone_rate(policy: str, *, is_hinted: bool) -> float:
                 look_up = ArmOutcomes(looked_up, found, max_draft_tokens=2 * found)
             arms = {"ngram": look_up, "draft_model": ArmOutcomes(guessed)}
             requests.append(SimulatedRequest(f"{turn} {name}", 100.0 * turn + at, 64, 48, arms))
-    times = CostTimes(MACHINES["large"], controller_seconds=2e-3)
+    times = CostTimes(MACHINES["large"], controller_seconds=8e-4)
     settings = SimulationSettings(max_batch_size=8, prefix_sharing=False)
     simulation = Simulation(
         Workload.of("crowds", requests), Controller(policy, clock=None), times, settings
