@@ -124,20 +124,22 @@ def test_whoever_is_new_is_learnt_of_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "generated", "length", "accepted", "share", "is_urgent"),
+    ("batch", "generated", "draft", "share", "is_urgent"),
     [
-        (1, 3, 4, 0, 0.018, True),
-        (4, 15, 9, 0, 0.018, True),
-        (1, 3, 4, 1, 0.018, False),
-        (1, 3, 3, 0, 0.018, False),  # a short draft is often rejected
-        (1, 16, 4, 0, 0.018, False),  # much is known already
-        (5, 3, 4, 0, 0.018, False),  # planned anew in every step
-        (1, 3, 4, 0, 0.025, False),  # it would take too much of the time
+        (1, 3, (4, 0), 0.018, True),
+        (4, 15, (9, 0), 0.018, True),
+        (1, 3, (4, 1), 0.018, False),
+        (1, 3, (3, 0), 0.018, False),  # a short draft is often rejected
+        (1, 16, (4, 0), 0.018, False),  # much is known already
+        (5, 3, (4, 0), 0.018, False),  # planned anew in every step
+        (1, 3, (4, 0), 0.025, False),  # it would take too much of the time
     ],
 )
 def test_a_long_draft_of_a_young_request_that_is_rejected_whole_is_learnt_at_once(
-    batch: int, generated: int, length: int, accepted: int, share: float, is_urgent: bool
+    batch: int, generated: int, draft: tuple[int, int], share: float, is_urgent: bool
 ) -> None:
+    """`draft` is how many tokens were proposed and accepted."""
+    length, accepted = draft
     names = tuple("abcde"[:batch])
     waiting = settled(names, share=share)
     waiting.observe(seen_of(60, names, share=share), may_rest=True, error=0.0)
