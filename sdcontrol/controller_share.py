@@ -19,7 +19,7 @@ class ControllerShare:
         self.weighs = False
         """Whether it is so large that work is better put off; from then on until it all but vanishes."""
         self.is_heavy = False
-        """Whether it is so large that only what is most urgent is not put off."""
+        """Whether it is more than may be added to: less is urgent then."""
 
     def update(self, observation: Observation) -> None:
         """Take note of a step."""

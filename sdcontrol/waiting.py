@@ -167,7 +167,7 @@ class Waiting:
         return bool(observation.faults) or is_young or self._is_disappointed(observation)
 
     def _is_disappointed(self, observation: Observation) -> bool:
-        """Whether what a few requests were given may not stand; not asked where that takes too much."""
+        """Whether what a few requests were given may not stand; where the controller's time is heavy, it does."""
         return not self._share.is_heavy and _disappoints(observation)
 
     def _is_expected(self, observation: Observation) -> bool:

@@ -36,7 +36,7 @@ def seen_of(
 
 
 def settled(names: Sequence[str] = ("r",), *, share: float = 0.1) -> Waiting:
-    """After 60 steps in which the controller took a tenth of the time."""
+    """After 60 steps in which the controller took `share` of the time."""
     waiting = Waiting(8)
     for step in range(60):
         waiting.observe(seen_of(step, names, share=share), may_rest=True, error=0.0)

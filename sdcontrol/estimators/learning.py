@@ -40,7 +40,7 @@ _FAIR_SHARE = 4.0  # drafts times variance after which a request counts half in 
 _SHARE_RETURNS = 0.005  # of what a request gave, per draft
 _ODD_DEVIATION = 4.0  # standard deviations at which a request counts half again
 _YOUNG_DRAFTS = 4.5  # of a request, that tell whether new ones are all alike
-_HINTED_TRUST = 0.5  # of an outcome that was hinted at: the hint has said most of it
+_HINTED_TRUST = 0.5  # of an outcome that was hinted at: the hint has said much of it
 
 
 @compiled("float64(float64[::1], float64)")
