@@ -72,8 +72,10 @@ class DrawnCost:
         self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
     ) -> FloatArray:
         base, each, per_kv_token = self.rounds[family]
-        count = self.round_edge * np.ceil(np.asarray(num_requests) / self.round_edge)
-        return np.asarray(base + each * count + per_kv_token * np.asarray(kv_tokens))
+        count = num_requests
+        if self.round_edge > 1:
+            count = self.round_edge * np.ceil(np.asarray(num_requests) / self.round_edge)
+        return np.asarray(base + each * count + per_kv_token * kv_tokens)
 
     def overhead_seconds(self) -> float:
         return 0.02

@@ -171,12 +171,15 @@ def _open_often(priced: Priced, caps: IntArray, token_price: float, is_alone: bo
     return best
 
 
-@compiled(f"float64({TABLES}, {STATE}, float64, bool_, int64)")
-def _polish(tables: Tables, best: State, rate: float, is_given: bool, tries: int) -> float:
-    """Shift and kick the plan until nothing helps; the rate that it ends at."""
+@compiled(f"float64({TABLES}, Tuple(({STATE}, float64, {PRICED})), bool_, int64)")
+def _polish(
+    tables: Tables, climbed: tuple[State, float, Priced], is_given: bool, tries: int
+) -> float:
+    """Shift and kick what `_climb` found until nothing helps; the rate that it ends at."""
+    best, rate, priced = climbed
     if tries == 0:
         return rate
-    priced, is_thorough = _price(tables, rate), tries >= _THOROUGH
+    is_thorough = tries >= _THOROUGH
     for _ in range(_MOST_KICKS):
         is_better = is_thorough and shift(priced, best)
         if not is_better and not kick(priced, best, _TRIES if is_thorough else tries):
@@ -189,17 +192,16 @@ def _polish(tables: Tables, best: State, rate: float, is_given: bool, tries: int
     return rate
 
 
-@compiled(f"Tuple(({STATE}, float64))({TABLES}, float64, bool_, int64, bool_)")
+@compiled(f"Tuple(({STATE}, float64, {PRICED}))({TABLES}, float64, bool_, int64, bool_)")
 def _climb(
     tables: Tables, rate: float, is_given: bool, tries: int, is_alone: bool
-) -> tuple[State, float]:
-    """Open, at better and better rates; the plan, and the last rate."""
+) -> tuple[State, float, Priced]:
+    """Open, at better and better rates; the plan, the last rate, and the problem at that."""
     verify, is_thorough = tables[3], tries >= _THOROUGH
     token_seconds = (verify[-1] - verify[0]) / (len(verify) - 1)
     caps = np.full(len(tables[4]) - 1, -1)
     priced = _price(tables, rate)
-    best = blank(priced)
-    _, tokens, seconds = _evaluate(tables, best, rate)
+    best, tokens, seconds = blank(priced), float(priced[0].shape[0]), verify[0]
     for _ in range(1 if is_given else _MOST_CLIMBS):
         if is_thorough:
             tried = _open_often(priced, caps, rate * token_seconds, is_alone)
@@ -215,7 +217,7 @@ def _climb(
             if abs(rate - before) <= _CLOSE * before:
                 settle(priced, best, 0)
                 break
-    return best, rate
+    return best, rate, priced
 
 
 @compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({TABLES}, float64, bool_)")
@@ -231,12 +233,12 @@ def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntAr
     alike = tokens / seconds
     rate = rate if is_given else alike
     tries = _EFFORT // (requests * families * lengths) ** 2 if requests > 1 else 0
-    best, found = _climb(tables, rate, is_given, tries, False)
-    found = _polish(tables, best, found, is_given, tries)
+    climbed = _climb(tables, rate, is_given, tries, False)
+    best, found = climbed[0], _polish(tables, climbed, is_given, tries)
     arm, tokens, seconds = _evaluate(tables, best, found)
     if tries >= _THOROUGH:
-        other, found = _climb(tables, rate, is_given, tries, True)
-        found = _polish(tables, other, found, is_given, tries)
+        climbed = _climb(tables, rate, is_given, tries, True)
+        other, found = climbed[0], _polish(tables, climbed, is_given, tries)
         other_arm, other_tokens, other_seconds = _evaluate(tables, other, found)
         price = rate if is_given else tokens / seconds
         if other_tokens - tokens > price * (other_seconds - seconds):

@@ -168,7 +168,7 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
     first = batch + prefill_tokens
     if is_tabled(cost):
         return cost.step_table(first, draft_tokens, kv_tokens, batch)
-    tokens = np.arange(float(first), first + draft_tokens + 0.5)
+    tokens = np.arange(first, first + draft_tokens + 1, dtype=np.float64)
     seconds = cost.verify_seconds(tokens, kv_tokens, batch) + cost.overhead_seconds()
     padding = padding_seconds(cost, kv_tokens)
     if padding:
@@ -180,15 +180,13 @@ def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Pric
     """Seconds of rounds, and of rounds and catch-up along lines; a table of rounds goes first."""
     if is_tabled(cost):
         return _NO_TABLE, cost.lines(layout.families)
-    batch, means = posed[2].shape[1], posed[3].tolist()
-    rounds, lines = (
-        np.zeros((len(layout.families) + 1, batch + 2)),
-        np.zeros((len(layout.families), 5)),
-    )
+    batch, families = posed[2].shape[1], len(layout.families)
+    rounds, lines = np.zeros((families + 1, batch + 2)), np.zeros((families, 5))
     count, share = _counts(batch)
-    lags = lags_of(lagging, (layout.rows, layout.family), len(lines)).tolist()
-    for f, (family, mean) in enumerate(zip(layout.families, means, strict=True)):
-        rounds[f, 1:] = cost.draft_seconds(family, count, share * mean)
+    kv_tokens = posed[3][:, None] * share
+    lags = lags_of(lagging, (layout.rows, layout.family), families).tolist()
+    for f, family in enumerate(layout.families):
+        rounds[f, 1:] = cost.draft_seconds(family, count, kv_tokens[f])
         if lags[f][1] and hasattr(cost, "catch_up_seconds"):
             lines[f, 3:] = _catch_up_line(cost, family, *lags[f])
     return rounds, lines
