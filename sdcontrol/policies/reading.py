@@ -78,8 +78,10 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
     gain, limit, reads, _, most_tokens = posed
     verify = _verify(view, cost, view.prefill_tokens, most_tokens)
     plain, drafting = overheads_of(cost)
-    verify += drafting - cost.overhead_seconds()
-    verify[0] += plain - drafting
+    if more := drafting - cost.overhead_seconds():
+        verify += more
+    if plain != drafting:
+        verify[0] += plain - drafting
     drafted = np.zeros(len(rounds), dtype=np.int64)
     return Problem(
         layout.arms, gain, limit, layout.family, verify, rounds, reads, catch_up, drafted
