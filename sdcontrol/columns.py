@@ -4,7 +4,7 @@ Every estimator and policy that computes over the batch starts here. Knows nothi
 mean for acceptance or cost. Requests are the last axis everywhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -159,38 +159,47 @@ def _side_by_side(read: Sequence[Said | None]) -> Said | None:
 
 
 def _read(requests: Sequence[RequestView]) -> Said:
-    menus = [request.drafters for request in requests]
+    """Two loops: right after a forward a comprehension is one more piece of code to fetch."""
+    contexts, remaining, menus, hints = [], [], [], []
+    for request in requests:
+        contexts.append(request.context_tokens)
+        remaining.append(request.remaining_tokens)
+        menus.append(request.drafters)
+        hints.append(request.hints)
     is_uniform = bool(menus) and menus.count(menus[0]) == len(menus)
-    distinct = menus[:1] if is_uniform else dict.fromkeys(menus)
-    arms = tuple(dict.fromkeys([arm for menu in distinct for arm in menu]))
-    shape = len(arms), len(requests)
-    hints = [request.hints for request in requests]
-    hinted = set().union(*hints)
+    arms = tuple(dict.fromkeys(menus[0] if is_uniform else chain.from_iterable(menus)))
     says: list[bool] = []
-    contexts = [request.context_tokens for request in requests]
-    values: list[float | None] = [
-        *contexts,
-        *[request.remaining_tokens for request in requests],
-    ]
+    values: list[float | None] = [*contexts, *remaining]
     for arm in arms:
-        if arm not in hinted:
-            says += _SILENT
-            continue
-        column = [menu.get(arm, _NO_HINT) for menu in hints]
-        told: list[Sequence[float | None]] = [
-            [hint.max_draft_tokens for hint in column],
-            [hint.match_tokens for hint in column],
-            [hint.confidence for hint in column],
-            [hint.catch_up_tokens for hint in column],
-        ]
-        for said in told:
-            nothing = None if said is not told[-1] else 0
-            says.append(said[0] != nothing or said.count(nothing) < len(said))
-            if says[-1]:
-                values += said
+        _add_what_is_said(arm, hints, says, values)
+    shape = len(arms), len(requests)
     is_allowed = _everything(shape) if is_uniform else _allowed(arms, menus)
     numbers = np.array(says + values, np.float64)
     return Said(arms, is_allowed, numbers, tuple(says), sum(contexts))
+
+
+def _add_what_is_said(
+    arm: str,
+    hints: Sequence[Mapping[str, Hint]],
+    says: list[bool],
+    values: list[float | None],
+) -> None:
+    """Add which columns of an arm say anything, and what those say, by request."""
+    limits: list[float | None] = []
+    matches: list[float | None] = []
+    confidences: list[float | None] = []
+    lags: list[float | None] = []
+    for menu in hints:
+        hint = menu.get(arm, _NO_HINT)
+        limits.append(hint.max_draft_tokens)
+        matches.append(hint.match_tokens)
+        confidences.append(hint.confidence)
+        lags.append(hint.catch_up_tokens)
+    for said in (limits, matches, confidences, lags):
+        is_said = said.count(0 if said is lags else None) < len(said)
+        says.append(is_said)
+        if is_said:
+            values += said
 
 
 @lru_cache

@@ -5,11 +5,11 @@ given then. A request that has just come gets what others got in their first ste
 plan is made, nor of when choices may be kept.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from itertools import product
 from typing import NamedTuple
 
-from sdcontrol.core import BatchView, Choice, Hint, Plan, RequestView
+from sdcontrol.core import BatchView, Choice, Plan, RequestView
 from sdcontrol.estimators.hints import bucket_of_match
 
 __all__ = ["MOST_REQUESTS", "YOUNG_TOKENS", "KeptChoices", "is_kept"]
@@ -24,6 +24,7 @@ _KEPT = "as a few steps ago: "
 _Key = tuple[object, ...]
 _Counts = tuple[int, ...]  # by arm that hints speak of
 _Offers = tuple[_Counts, _Counts]  # buckets of matches; most tokens
+_Arms = tuple[str, ...]  # that hints speak of
 
 
 class _Made(NamedTuple):
@@ -44,25 +45,30 @@ class KeptChoices:
         self._most_draft_tokens = most_draft_tokens
         self._came = came
         self._made: dict[_Key, dict[_Offers, _Made]] = {}
-        self._said_of: tuple[BatchView, list[tuple[_Key, _Offers]]] | None = None
+        self._said_of: tuple[BatchView, list[tuple[_Key, _Offers, _Arms]]] | None = None
         self._num_learnt = 0
 
     def repeated(self, view: BatchView) -> Plan | None:
         """What was chosen when hints last said about what they say now; None: make a plan."""
-        choices: list[Choice] = []
-        given: list[_Made] = []
         if not self._keeps(view):
             return None
-        for request, (key, offers) in zip(view.requests, self._said(view), strict=True):
+        choices: list[Choice] = []
+        given: list[_Made] = []
+        drafters: list[str | None] = []
+        left = view.free_kv_tokens
+        for request, (key, offers, _) in zip(view.requests, self._said(view), strict=True):
             then = self._standing(key, offers, view.step)
-            if then is None:  # before the others are looked at
+            if then is None:
                 return None
-            choices.append(_shortened(then, request, offers[1]))
+            choice = _shortened(then, request, offers[1])
+            left -= choice.num_draft_tokens
+            choices.append(choice)
             given.append(then)
-        left = view.free_kv_tokens - sum([choice.num_draft_tokens for choice in choices])
-        if not choices or left < 0 or not _is_shared_as_then(given):
-            return None
-        return Plan(tuple(choices), _KEPT + given[0].reason)
+            drafters.append(then.choice.drafter)
+        for then in given:  # its rounds are shared by no fewer than then
+            if drafters.count(then.choice.drafter) < then.num_sharing:
+                return None
+        return Plan(tuple(choices), _KEPT + given[0].reason) if left >= 0 else None
 
     def keep(self, view: BatchView, plan: Plan) -> None:
         """Take note of a plan that was made anew, before its requests count as observed."""
@@ -72,13 +78,17 @@ class KeptChoices:
             self.forget()
         drafters = [choice.drafter for choice in plan.choices]
         rows = zip(view.requests, plan.choices, self._said(view), strict=True)
-        for request, choice, (key, offers) in rows:
+        for request, choice, (key, offers, arms) in rows:
             is_young = key[0] is not None and request.generated_tokens < YOUNG_TOKENS
             last_step = view.step if is_young else view.step + _STEPS
-            sharing = 0 if _is_looked_up(choice, request.hints) else drafters.count(choice.drafter)
-            hinted = [arm for arm in request.drafters if arm in request.hints]
-            used = tuple([choice.num_draft_tokens * (arm == choice.drafter) for arm in hinted])
-            made = _Made(choice, used, plan.reason, self._num_learnt, last_step, sharing)
+            drafter, length = choice.drafter, choice.num_draft_tokens
+            used, sharing = [0] * len(arms), drafters.count(drafter) if length else 0
+            if drafter in arms:
+                row = arms.index(drafter)
+                used[row] = length
+                if offers[0][row]:  # a match: drafts take no rounds of a model
+                    sharing = 0
+            made = _Made(choice, tuple(used), plan.reason, self._num_learnt, last_step, sharing)
             self._made.setdefault(key, {})[offers] = made
 
     def forget(self) -> None:
@@ -121,33 +131,34 @@ class KeptChoices:
     def _keeps(self, view: BatchView) -> bool:
         return 0 < len(view.requests) <= MOST_REQUESTS and not view.prefill_tokens
 
-    def _said(self, view: BatchView) -> Iterator[tuple[_Key, _Offers]]:
-        """By request, what its choice depends on but for what changes slowly; looked up once."""
-        if self._said_of is None or self._said_of[0] is not view:
-            self._said_of = view, []
-        known = self._said_of[1]
-        yield from known
-        for request in view.requests[len(known) :]:
-            known.append(self._of(request, len(view.requests)))
-            yield known[-1]
+    def _said(self, view: BatchView) -> Sequence[tuple[_Key, _Offers, _Arms]]:
+        """By request, what its choice depends on but for what changes slowly; read once."""
+        known = self._said_of
+        if known is None or known[0] is not view:
+            batch_size = len(view.requests)
+            said = [self._of(request, batch_size) for request in view.requests]
+            known = self._said_of = view, said
+        return known[1]
 
-    def _of(self, request: RequestView, batch_size: int) -> tuple[_Key, _Offers]:
+    def _of(self, request: RequestView, batch_size: int) -> tuple[_Key, _Offers, _Arms]:
         """Whom hints speak of, None for whoever is new; what they say, catch-up aside: a match goes before a
         confidence.
         """
         who = request.id if request.id in self._came else None
         key: list[object] = [who, batch_size, request.drafters]
+        arms: list[str] = []
         buckets: list[int] = []
         limits: list[int] = []
+        hints, longest = request.hints, self._most_draft_tokens
         for arm in request.drafters:
-            hint = request.hints.get(arm)
+            hint = hints.get(arm)
             if hint is not None:
-                bucket = bucket_of_match(hint.match_tokens)
+                bucket, most = bucket_of_match(hint.match_tokens), hint.max_draft_tokens
                 key.append(hint.confidence if bucket is None else None)
+                arms.append(arm)
                 buckets.append(bucket or 0)
-                most, least = self._most_draft_tokens, hint.max_draft_tokens
-                limits.append(most if least is None or least > most else least)
-        return tuple(key), (tuple(buckets), tuple(limits))
+                limits.append(longest if most is None or most > longest else most)
+        return tuple(key), (tuple(buckets), tuple(limits)), tuple(arms)
 
 
 def is_kept(plan: Plan) -> bool:
@@ -198,15 +209,3 @@ def _shortened(made: _Made, request: RequestView, most: _Counts) -> Choice:
     if choice.drafter is None or choice.num_draft_tokens <= limit:
         return choice
     return Choice.of(choice.drafter, limit)
-
-
-def _is_looked_up(choice: Choice, hints: Mapping[str, Hint]) -> bool:
-    """Whether drafts take no rounds of a model: a match, or none at all."""
-    hint = hints.get(choice.drafter or "")
-    return choice.drafter is None or (hint is not None and hint.match_tokens is not None)
-
-
-def _is_shared_as_then(given: Sequence[_Made]) -> bool:
-    """Whether no fewer requests share each drafter's rounds than when that was chosen."""
-    drafters = [one.choice.drafter for one in given]
-    return all(drafters.count(one.choice.drafter) >= one.num_sharing for one in given)

@@ -142,9 +142,10 @@ def without_prefill(problem: Problem, view: BatchView, cost: Cost) -> Problem:
 
 def to_choices(arms: tuple[str, ...], lengths: int, answer: Answer) -> tuple[Choice, ...]:
     """The choices of `answer` to a problem of these arms and lengths, one per request."""
-    table = _choices(arms, lengths)
-    pairs = zip(answer.arm.tolist(), answer.length.tolist(), strict=True)
-    return tuple([table[arm][length] for arm, length in pairs])
+    table, choices = _choices(arms, lengths), []
+    for arm, length in zip(answer.arm.tolist(), answer.length.tolist(), strict=True):
+        choices.append(table[arm][length])  # in no comprehension: see `columns`
+    return tuple(choices)
 
 
 def _stack(arms: tuple[str, ...], survival: Mapping[str, FloatArray]) -> FloatArray:
