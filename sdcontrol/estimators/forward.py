@@ -49,6 +49,7 @@ class LearntForward:
         self._regression: OnlineRegression | None = None
         self._seen = np.zeros(SEEN_SHAPE, np.int64)
         self._kept: dict[tuple[int, int], FloatArray] = {}
+        self._nearest: tuple[int, float, float, FloatArray, FloatArray] | None = None
         self._table: tuple[float, int, FloatArray] | None = None
         self.pad_to(())
 
@@ -171,13 +172,19 @@ class LearntForward:
     def _nearest_priors(
         self, kv_tokens: float, num_requests: int
     ) -> tuple[FloatArray, FloatArray, float]:
-        """The prior on the token grid at the two nearest kept KV counts; how near to the second."""
-        low, high = _kv_counts(kv_tokens)
-        below = round(math.log(low) / _LOG_KV_STEP) if low > 0.0 else -1
-        kept = self._kept_prior(below, num_requests)
-        if low == 0.0:
-            return kept, kept, 0.0
-        return kept, self._kept_prior(below + 1, num_requests), (kv_tokens - low) / (high - low)
+        """The prior on the token grid at the two nearest kept KV counts; how near to the second.
+
+        Contexts grow slowly, so that mostly they are those of the last call.
+        """
+        last = self._nearest
+        if last is None or last[0] != num_requests or not 0.0 < last[1] < kv_tokens < last[2]:
+            low, high = _kv_counts(kv_tokens)
+            index = round(math.log(low) / _LOG_KV_STEP) if low > 0.0 else -1
+            kept = self._kept_prior(index, num_requests)
+            more = kept if low == 0.0 else self._kept_prior(index + 1, num_requests)
+            last = self._nearest = num_requests, low, high, kept, more
+        _, low, high, below, above = last
+        return below, above, (kv_tokens - low) / (high - low) if low > 0.0 else 0.0
 
     def _kept_prior(self, kv_index: int, num_requests: int) -> FloatArray:
         kept = self._kept.get((kv_index, num_requests))
