@@ -335,6 +335,22 @@ def test_a_paused_process_does_not_change_the_price() -> None:
     assert np.abs(after / before - 1.0).max() < 0.1
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 2.0, 30.0])
+@pytest.mark.parametrize("paused", [(0,), (1,), (2,), (3,), (5,), (0, 1), (1, 2)])
+def test_a_pause_in_the_first_steps_does_not_keep_drafts_off(
+    seconds: float, paused: tuple[int, ...]
+) -> None:
+    """Nobody drafts from the third step on: a price that keeps drafts off is not measured again."""
+    cost = OnlineCost()
+    for step in range(50):
+        length = (12, 3)[step] if step < 2 else 0
+        took = seconds if step in paused else 0.01 + 0.001 * length
+        cost.update(observed(took, step=step, length=length))
+    plain, drafts = cost.verify_seconds(np.array([8.0, 64.0]), 8 * 512, 8)
+    assert plain == pytest.approx(0.01, rel=0.1)
+    assert drafts < 0.04
+
+
 def test_a_pause_at_a_load_never_seen_is_forgotten_within_fifty_steps() -> None:
     cost = OnlineCost()
     for step in range(30):

@@ -166,6 +166,14 @@ def _is_new_speed(memory: FloatArray, ratio: float) -> bool:
     return True
 
 
+@compiled("float64(float64[::1])")
+def _first_scale(seconds: FloatArray) -> float:
+    """Their median; of two in the middle that lie far apart the lower one, since only pauses are that long."""
+    middle = np.median(seconds)
+    low = np.sort(seconds)[(len(seconds) - 1) // 2]
+    return float(low if middle > low * math.exp(_OUTLIER) else middle)
+
+
 @compiled("void(float64[:,::1], float64[::1], float64[::1])")
 def _let_drift(precision: FloatArray, target: FloatArray, relative: FloatArray) -> None:
     """All coefficients together become uncertain by a share of themselves; the mean stays."""
@@ -207,6 +215,14 @@ def _add(
     relative[:] = non_negative_solution(precision, target, relative)
 
 
+@compiled(f"void({FILTER})")
+def _forget(kept: Filter) -> None:
+    """Believe the prior, in units of the scale."""
+    precision, target, relative, _, _, _, prior_precision, prior_target = kept
+    precision[:], target[:] = prior_precision, prior_target
+    relative[:] = non_negative_solution(precision, target, relative)
+
+
 @compiled(f"boolean({FILTER}, float64[::1], UniTuple(float64, 3), boolean)")
 def absorb(
     kept: Filter,
@@ -217,15 +233,24 @@ def absorb(
     """Learn one measurement of `features` in place; see `OnlineRegression.update`."""
     precision, target, relative, coefficients, memory, units, prior_precision, prior_target = kept
     seconds, expected, trust = measured
-    if not (SHORTEST_SECONDS < seconds < LONGEST_SECONDS and expected > 0.0):
+    if not (SHORTEST_SECONDS < seconds < LONGEST_SECONDS and expected >= 0.0):
         return False
     normal, nth = features / units, int(memory[_MEASURED])
-    before, ratio = (relative * normal).sum(), math.log(seconds / expected)
+    is_familiar &= expected > 0.0  # of a load of which nothing was expected, all is news
+    before, ratio = (relative * normal).sum(), math.log(seconds / expected) if is_familiar else 0.0
     memory[_MEASURED] += 1.0
     is_settled = nth >= _WARM_UP_STEPS or memory[_HAS_SCALE] > 0.0
     if not is_settled:
+        if before <= 0.0:
+            _forget(kept)
+            before = (relative * normal).sum()
         memory[_FIRST + nth] = seconds / max(before, 1e-12)
-        memory[SCALE] = np.median(memory[_FIRST : _FIRST + nth + 1])
+        scale, memory[SCALE] = memory[SCALE], _first_scale(memory[_FIRST : _FIRST + nth + 1])
+        if nth > 0 and abs(math.log(memory[SCALE] / scale)) > _OUTLIER:
+            _forget(
+                kept
+            )  # what was told in other units: of a process that paused in its first step
+            before = (relative * normal).sum()
     elif is_familiar and _is_new_speed(memory, ratio):
         memory[_MEASURED] = max(memory[_MEASURED], _WARM_UP_STEPS + 1.0)
         coefficients[:] = memory[SCALE] * relative / units
