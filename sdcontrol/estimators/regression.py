@@ -223,6 +223,23 @@ def _forget(kept: Filter) -> None:
     relative[:] = non_negative_solution(precision, target, relative)
 
 
+@compiled(f"void({FILTER}, float64[::1], float64)")
+def _settle(kept: Filter, normal: FloatArray, seconds: float) -> None:
+    """Let one of the first measurements, of features in their units, say what the scale is.
+
+    Where that changes much, what was learnt before was told in other units: of a process that paused
+    in its first step, say.
+    """
+    relative, memory = kept[2], kept[4]
+    nth, scale = int(memory[_MEASURED]) - 1, memory[SCALE]
+    if (relative * normal).sum() <= 0.0:
+        _forget(kept)
+    memory[_FIRST + nth] = seconds / max((relative * normal).sum(), 1e-12)
+    memory[SCALE] = _first_scale(memory[_FIRST : _FIRST + nth + 1])
+    if nth > 0 and abs(math.log(memory[SCALE] / scale)) > _OUTLIER:
+        _forget(kept)
+
+
 @compiled(f"boolean({FILTER}, float64[::1], UniTuple(float64, 3), boolean)")
 def absorb(
     kept: Filter,
@@ -235,27 +252,18 @@ def absorb(
     seconds, expected, trust = measured
     if not (SHORTEST_SECONDS < seconds < LONGEST_SECONDS and expected >= 0.0):
         return False
-    normal, nth = features / units, int(memory[_MEASURED])
+    normal = features / units
     is_familiar &= expected > 0.0  # of a load of which nothing was expected, all is news
-    before, ratio = (relative * normal).sum(), math.log(seconds / expected) if is_familiar else 0.0
+    ratio = math.log(seconds / expected) if is_familiar else 0.0
+    is_settled = memory[_MEASURED] >= _WARM_UP_STEPS or memory[_HAS_SCALE] > 0.0
     memory[_MEASURED] += 1.0
-    is_settled = nth >= _WARM_UP_STEPS or memory[_HAS_SCALE] > 0.0
     if not is_settled:
-        if before <= 0.0:
-            _forget(kept)
-            before = (relative * normal).sum()
-        memory[_FIRST + nth] = seconds / max(before, 1e-12)
-        scale, memory[SCALE] = memory[SCALE], _first_scale(memory[_FIRST : _FIRST + nth + 1])
-        if nth > 0 and abs(math.log(memory[SCALE] / scale)) > _OUTLIER:
-            _forget(
-                kept
-            )  # what was told in other units: of a process that paused in its first step
-            before = (relative * normal).sum()
+        _settle(kept, normal, seconds)
     elif is_familiar and _is_new_speed(memory, ratio):
         memory[_MEASURED] = max(memory[_MEASURED], _WARM_UP_STEPS + 1.0)
         coefficients[:] = memory[SCALE] * relative / units
         return True
-    relative_seconds = seconds / memory[SCALE]
+    before, relative_seconds = (relative * normal).sum(), seconds / memory[SCALE]
     if is_familiar and abs(ratio) > _OUTLIER:
         trust *= (_OUTLIER / ratio) ** 4
     weight = trust / (_RELATIVE_NOISE * max(before, relative_seconds)) ** 2
