@@ -215,7 +215,8 @@ def _allowed(arms: tuple[str, ...], menus: list[tuple[str, ...]]) -> NDArray[np.
 
 @compiled(
     "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1], float64[:,::1], int64[:,::1]))"
-    "(float64[::1], int64, int64)"
+    "(float64[::1], int64, int64)",
+    is_inlined=True,
 )
 def sorted_out(
     values: FloatArray, arms: int, requests: int

@@ -38,15 +38,19 @@ except ImportError:  # a Python that is too new for it, say
 is_compiling = numba is not None
 
 
-def compiled(*signatures: str) -> Callable[[_Function], _Function]:
-    """Compile a function for `signatures`, eagerly. It may call other compiled functions."""
+def compiled(*signatures: str, is_inlined: bool = False) -> Callable[[_Function], _Function]:
+    """Compile a function for `signatures`, eagerly. It may call other compiled functions.
+
+    One that `is_inlined` becomes part of those that call it. Right after a forward calls are dear: tuples of
+    arrays are handed on piece by piece, to code that lies elsewhere.
+    """
 
     def decorate(function: _Function) -> _Function:
         if numba is None:
             return function
         function.__qualname__ += f"-{_digest()}"  # part of the names of numba's files
-        compile_for = numba.njit(list(signatures), cache=True, nogil=True, error_model="numpy")
-        return cast(_Function, compile_for(function))
+        options = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": is_inlined}
+        return cast(_Function, numba.njit(list(signatures), **options)(function))
 
     return decorate
 

@@ -1,7 +1,7 @@
 """What observations teach a controller's estimators, and what requests may be given again meanwhile.
 
 Knows nothing of when a part is due (`waiting` does), nor of how anything is learnt. Our own estimators
-are taught by halves, outcomes of several steps at once; any other by its `update`, in the first half.
+are taught part by part, outcomes of several steps at once; any other by its `update`, in the first part.
 """
 
 from collections import deque
@@ -51,7 +51,8 @@ class Lessons:
             "read outcomes": self._read_outcomes,
             "learn outcomes": self._learn_outcomes,
             "judge costs": self._judge_costs,
-            "learn costs": self._learn_costs,
+            "learn forwards": self._learn_forwards,
+            "learn rounds": self._learn_rounds,
         }
 
     def repeated(self, view: BatchView) -> Plan | None:
@@ -111,6 +112,10 @@ class Lessons:
         elif self._update_cost is not None:
             self._update_cost(one)
 
-    def _learn_costs(self) -> None:
+    def _learn_forwards(self) -> None:
         if self._our_cost is not None:
-            self._our_cost.learn()
+            self._our_cost.learn_forwards()
+
+    def _learn_rounds(self) -> None:
+        if self._our_cost is not None:
+            self._our_cost.learn_rounds()

@@ -2,8 +2,8 @@
 
 Learning who accepts what may wait: several steps at once take less than several times as long as
 one, since what a forward pushed out of the caches is fetched once. So may learning what steps cost, which
-changes slowly. Either is done by halves, and a step does one thing only: it is planned anew, or takes note of
-what steps came to, or learns a half. Steps in which something else is done are set aside until then, unless something is
+changes slowly. Either is done in parts, and a step does one thing only: it is planned anew, or takes note of
+what steps came to, or learns a part. Steps in which something else is done are set aside until then, unless something is
 urgent. Knows nothing of what is learnt. A fold over observations, like all that decides:
 how long the controller took is what they say, never measured again.
 """
@@ -19,14 +19,16 @@ from sdcontrol.kept_choices import MOST_REQUESTS, YOUNG_TOKENS, is_kept
 
 __all__ = ["COSTS", "OUTCOMES", "Due", "Part", "Seen", "Waiting"]
 
-Part = Literal["read outcomes", "learn outcomes", "judge costs", "learn costs"]
+Part = Literal[
+    "read outcomes", "learn outcomes", "judge costs", "learn forwards", "learn rounds"
+]
 OUTCOMES: tuple[Part, ...] = ("read outcomes", "learn outcomes")
-COSTS: tuple[Part, ...] = ("judge costs", "learn costs")
+COSTS: tuple[Part, ...] = ("judge costs", "learn forwards", "learn rounds")
 
 _FIRST_STEPS = 32  # of a controller, each of which is news
 _MOST_NEWS = 8  # observations that wait, the last one included
 _MOST_WAITING = 16  # the same, with those that are no news
-_MOST_ROWS = 48  # requests of all of them together
+_MOST_ROWS, _MOST_STEPS_OF_MANY = 32, 3  # requests of all of them together, and steps if those are more
 _MOST_ASIDE = 8  # steps that nobody took note of
 _COST_STEPS = 8  # from one that costs are learnt from to the next
 _SURE_COST_STEPS = 16  # the same, where the last was predicted well and did as much work
@@ -157,7 +159,8 @@ class Waiting:
 
     def _takes_outcomes(self) -> bool:
         is_full = self._num_waiting >= _MOST_WAITING or self._num_news >= _MOST_NEWS
-        return is_full or self._num_rows >= _MOST_ROWS
+        most_rows = max(_MOST_ROWS, _MOST_STEPS_OF_MANY * len(self._present))
+        return is_full or self._num_rows >= most_rows
 
     def _is_urgent(self, observation: Observation) -> bool:
         """Whether something was wrong, or most requests are so new that nothing, or something false, is known."""

@@ -66,14 +66,11 @@ _LEAST_TRUST = 0.05  # in confidences, from which they are heeded
 
 
 class Lesson(NamedTuple):
-    """Steps as they were read, to be learnt from."""
+    """Steps, and what was read of them, to be learnt from."""
 
+    observations: Sequence[Observation]
     said: Said
     outcomes: Outcomes
-    nodes: NDArray[np.bool_]
-    confidence: tuple[FloatArray, IntArray]
-    ids: list[str]
-    step: int  # the last one
 
 
 class AcceptanceEstimator:
@@ -178,20 +175,18 @@ class AcceptanceEstimator:
     def read(self, observations: Sequence[Observation]) -> Lesson | None:
         """Several steps, each of which was checked; None where they teach nothing."""
         said, outcomes = read_steps(observations)
-        if not outcomes.table.shape[1]:
-            return None
+        return Lesson(observations, said, outcomes) if outcomes.table.shape[1] else None
+
+    def learn(self, lesson: Lesson) -> None:
+        """Learn what `read` read last."""
+        observations, said, outcomes = lesson
+        averages, requests = self._averages, self._requests
         used = self._know(outcomes)
         nodes = self._nodes(observations, used)
         confidence = self._calibrated(observations, used, outcomes)
         ids = [*chain.from_iterable([ids_of(one.view) for one in observations])]
-        return Lesson(said, outcomes, nodes, confidence, ids, observations[-1].view.step)
-
-    def learn(self, lesson: Lesson) -> None:
-        """Learn what `read` read last."""
-        said, outcomes, nodes, confidence, ids, step = lesson
-        averages, requests = self._averages, self._requests
         self._seated = None
-        slots = requests.admit(ids, step)
+        slots = requests.admit(ids, observations[-1].view.step)
         _absorb(
             (outcomes.table, _indices(outcomes.shadows), self._index(outcomes.arms)),
             (self._is_tree, nodes, *confidence, self._calibration.curve, self._calibration.trust),

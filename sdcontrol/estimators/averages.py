@@ -100,7 +100,7 @@ class ArmAverages:
             )
 
 
-@compiled("float64(float64, float64[::1], float64)")
+@compiled("float64(float64, float64[::1], float64)", is_inlined=True)
 def _odds_of(rate: float, levels: FloatArray, guess: float) -> float:
     """The odds at level 0 with which the levels, mixed, come to `rate`: Newton's steps in log-odds."""
     aim = rate / (1.0 - rate)
@@ -115,7 +115,7 @@ def _odds_of(rate: float, levels: FloatArray, guess: float) -> float:
     return min(max(odds, _LEAST_ODDS), 1.0 / _LEAST_ODDS)
 
 
-@compiled("void(float64[::1], float64)")
+@compiled("void(float64[::1], float64)", is_inlined=True)
 def _go_on(levels: FloatArray, odds: float) -> None:
     """The levels of those who accepted a token that is accepted with `odds` at level 0."""
     total = 0.0
@@ -126,7 +126,7 @@ def _go_on(levels: FloatArray, odds: float) -> None:
         levels[k] /= total
 
 
-@compiled("void(UniTuple(float64[::1], 3), float64[::1], boolean, float64[::1])")
+@compiled("void(UniTuple(float64[::1], 3), float64[::1], boolean, float64[::1])", is_inlined=True)
 def shrink(
     counted: tuple[FloatArray, FloatArray, FloatArray],
     levels: FloatArray,

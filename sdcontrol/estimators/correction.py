@@ -108,7 +108,8 @@ def _hazards(survival: FloatArray, hazards: FloatArray) -> None:
 
 
 @compiled(
-    "void(float64[:,:,::1], Tuple((int64[::1], int64[:,::1], float64[:,::1])), " + CORRECTION + ")"
+    "void(float64[:,:,::1], Tuple((int64[::1], int64[:,::1], float64[:,::1])), " + CORRECTION + ")",
+    is_inlined=True,
 )
 def correct(
     survival: FloatArray, said: tuple[IntArray, IntArray, FloatArray], correction: Correction

@@ -63,6 +63,14 @@ class _Judged(NamedTuple):
     drafts: dict[str, DraftLoad]
 
 
+class _Measured(NamedTuple):
+    """The drafting of a step, and by what factor forwards were found to be slower with it."""
+
+    observation: Observation
+    drafts: dict[str, DraftLoad]
+    slower: float
+
+
 class OnlineCost:
     """A `Cost` that starts from `prior` and follows the measured steps; see `pad_to` for edges."""
 
@@ -76,6 +84,7 @@ class OnlineCost:
         self.last_prediction: Prediction | None = None
         self._lines: dict[tuple[str, ...], FloatArray] = {}
         self._judged: _Judged | None = None
+        self._measured: _Measured | None = None
         self._regime = Regime()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
 
@@ -194,7 +203,7 @@ class OnlineCost:
         self.learn()
 
     def judge(self, steps: Sequence[Observation], one: Observation) -> None:
-        """The first half of learning from steps: compare one of them, a typical one, with what was expected of it."""
+        """The first part of learning from steps: compare one of them, a typical one, with what was expected of it."""
         is_timed = bool(one.view.requests) and is_plausible(one.timing.verify_seconds)
         drafts = draft_loads(one) if is_timed else {}
         self._judged = _Judged(steps, one, drafts)
@@ -207,18 +216,32 @@ class OnlineCost:
         self._judge_regime(load, expected, one.view.step)
 
     def learn(self) -> None:
-        """The second half: learn from the steps that were judged last, once."""
+        """Learn from the steps that were judged last, once: their forwards, then rounds."""
+        self.learn_forwards()
+        self.learn_rounds()
+
+    def learn_forwards(self) -> None:
+        """The second part: learn what the forwards of the steps that were judged last took."""
         if self._judged is None:
             return
+        self.learn_rounds()  # of those before, if that is still to be done
         (steps, one, drafts), self._judged = self._judged, None
         self._assumed.forget()
         self._lines.clear()
         speed = self._forward.speed
         if self._forward.learn(measured_loads(steps)):
             _log.info("speed_changed", step=one.view.step, speed=self._forward.speed)
-        if self._forward.speed != speed:
+        self._measured = _Measured(one, drafts, self._forward.speed / speed)
+
+    def learn_rounds(self) -> None:
+        """The last part: let rounds follow the forwards' speed, and learn what those of the typical step took."""
+        if self._measured is None:
+            return
+        (one, drafts, slower), self._measured = self._measured, None
+        self._lines.clear()
+        if slower != 1.0:
             for rounds in self._rounds.values():  # those that are off are not measured
-                rounds.rescale(self._forward.speed / speed)
+                rounds.rescale(slower)
         for family, draft in drafts.items():
             seconds = one.timing.draft_seconds.get(family)
             if seconds is not None:

@@ -60,7 +60,7 @@ def node_table(paths: Sequence[Sequence[int]], depth: int) -> NDArray[np.bool_]:
     return table.reshape(len(paths), depth)
 
 
-@compiled("void(float64[:, ::1], int64, int64)")
+@compiled("void(float64[:, ::1], int64, int64)", is_inlined=True)
 def _mark_chain(outcome: FloatArray, known: int, accepted: int) -> None:
     """Of a chain whose first `known` tokens were judged, `accepted` were accepted; `[2, K]`."""
     accepted = min(accepted, known)
@@ -68,7 +68,7 @@ def _mark_chain(outcome: FloatArray, known: int, accepted: int) -> None:
     outcome[ACCEPTED, : max(accepted, 0)] = 1.0
 
 
-@compiled("void(float64[:, ::1], int64, float64[::1], float64[::1], float64)")
+@compiled("void(float64[:, ::1], int64, float64[::1], float64[::1], float64)", is_inlined=True)
 def _mark_trimmed(
     outcome: FloatArray, first: int, values: FloatArray, curve: FloatArray, trust: float
 ) -> None:
@@ -86,7 +86,7 @@ def _mark_trimmed(
         outcome[ACCEPTED, j] = reached
 
 
-@compiled(f"void(float64[:, ::1], int64[:, ::1], int64, int64, {KNOWN})")
+@compiled(f"void(float64[:, ::1], int64[:, ::1], int64, int64, {KNOWN})", is_inlined=True)
 def _mark_draft(outcome: FloatArray, table: IntArray, r: int, arm: int, known: Known) -> None:
     """What request `r` proves of `arm`, which it used, `[2, K]`."""
     is_tree, nodes, values, starts, curves, trusts = known
@@ -101,7 +101,7 @@ def _mark_draft(outcome: FloatArray, table: IntArray, r: int, arm: int, known: K
         _mark_trimmed(outcome, proposed, own, curves[arm], trusts[arm])
 
 
-@compiled(f"{EVIDENCE}({OBSERVED}, {KNOWN}, int64[:, ::1], int64)")
+@compiled(f"{EVIDENCE}({OBSERVED}, {KNOWN}, int64[:, ::1], int64)", is_inlined=True)
 def prove(observed: Observed, known: Known, limits: IntArray, depth: int) -> Evidence:
     """Every outcome that is proven, at the first `depth` positions.
 

@@ -34,7 +34,7 @@ def bucket_of_match(match_tokens: int | None) -> int | None:
     return _MATCH_TABLE[min(match_tokens, _LONG_MATCH)]
 
 
-@compiled("int64(int64, float64)")
+@compiled("int64(int64, float64)", is_inlined=True)
 def bucket_of(match_tokens: int, confidence: float) -> int:
     """The bucket of one hint of `Columns`; a match goes before a confidence."""
     if match_tokens >= 0:
@@ -46,7 +46,7 @@ def bucket_of(match_tokens: int, confidence: float) -> int:
     return 0
 
 
-@compiled("int64[:, ::1](int64[:, ::1], float64[:, ::1])")
+@compiled("int64[:, ::1](int64[:, ::1], float64[:, ::1])", is_inlined=True)
 def buckets_of(match_tokens: IntArray, confidence: FloatArray) -> IntArray:
     """The bucket of every hint, `[arms, requests]`."""
     buckets = np.zeros(match_tokens.shape, np.int64)

@@ -55,7 +55,7 @@ def _weight(state: FloatArray, variance: float) -> float:
     return 1.0 / float(oddness * (1.0 + before * variance / _FAIR_SHARE))
 
 
-@compiled(f"void(int64[:, ::1], {KEPT})")
+@compiled(f"void(int64[:, ::1], {KEPT})", is_inlined=True)
 def _settle(arms: IntArray, kept: Kept) -> None:
     """What the levels of every (request, arm) that learnt something come to, once.
 
@@ -82,7 +82,8 @@ def _settle(arms: IntArray, kept: Kept) -> None:
 
 
 @compiled(
-    f"Tuple((float64[:, ::1], boolean[:, ::1]))({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])"
+    f"Tuple((float64[:, ::1], boolean[:, ::1]))({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])",
+    is_inlined=True,
 )
 def _learn_outcomes(
     evidence: Evidence,
@@ -117,7 +118,7 @@ def _learn_outcomes(
     return totals, is_stale
 
 
-@compiled(f"void({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])")
+@compiled(f"void({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])", is_inlined=True)
 def learn(
     evidence: Evidence,
     kept: Kept,

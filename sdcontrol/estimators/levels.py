@@ -102,7 +102,7 @@ FIRST_PRIOR: FloatArray = FIRST_WEIGHTS @ _NORMALS
 FIRST_VARIANCE = float(FIRST_WEIGHTS @ _VARIANCES)
 
 
-@compiled("void(float64[::1], float64[:, ::1])")
+@compiled("void(float64[::1], float64[:, ::1])", is_inlined=True)
 def rates_at(odds: FloatArray, rates: FloatArray) -> None:
     """P(accepted) at each level, `[K, levels]`, given the odds at level 0."""
     for j in range(len(odds)):
@@ -110,7 +110,7 @@ def rates_at(odds: FloatArray, rates: FloatArray) -> None:
             rates[j, k] = odds[j] * RATIOS[k] / (1.0 + odds[j] * RATIOS[k])
 
 
-@compiled("void(float64[::1], float64[::1])")
+@compiled("void(float64[::1], float64[::1])", is_inlined=True)
 def _wander(likelihood: FloatArray, prior: FloatArray) -> None:
     """What a request may have done since: stepped to a neighbouring level, or become another one."""
     total = 0.0
@@ -125,7 +125,7 @@ def _wander(likelihood: FloatArray, prior: FloatArray) -> None:
         before = here
 
 
-@compiled("void(float64[::1], float64[::1], float64, float64, float64)")
+@compiled("void(float64[::1], float64[::1], float64, float64, float64)", is_inlined=True)
 def _multiply(
     likelihood: FloatArray, rates: FloatArray, tested: float, accepted: float, trust: float
 ) -> None:
@@ -139,7 +139,7 @@ def _multiply(
         likelihood[k] *= rates[k] ** hits * (1.0 - rates[k]) ** misses
 
 
-@compiled("void(float64[::1], float64[:, ::1], float64[:, ::1], float64)")
+@compiled("void(float64[::1], float64[:, ::1], float64[:, ::1], float64)", is_inlined=True)
 def _multiply_by_path(
     likelihood: FloatArray, rates: FloatArray, outcome: FloatArray, trust: float
 ) -> None:
@@ -156,7 +156,8 @@ def _multiply_by_path(
 
 @compiled(
     "void(Tuple((float64[::1], float64[:, ::1])), float64[::1], float64[:, ::1], float64[:, ::1],"
-    " Tuple((float64, boolean)))"
+    " Tuple((float64, boolean)))",
+    is_inlined=True,
 )
 def tell(
     own: tuple[FloatArray, FloatArray],  # likelihood and counts
@@ -194,7 +195,7 @@ def tell(
         likelihood[k] = max(likelihood[k], _LEAST_LIKELIHOOD)
 
 
-@compiled("void(float64[::1], float64[::1], float64[::1], float64[::1])")
+@compiled("void(float64[::1], float64[::1], float64[::1], float64[::1])", is_inlined=True)
 def weigh(likelihood: FloatArray, prior: FloatArray, state: FloatArray, total: FloatArray) -> None:
     """Set MEAN and VARIANCE of a (request, arm), and add the probabilities of its levels to `total`."""
     whole, mean, square = 0.0, 0.0, 0.0
@@ -208,7 +209,7 @@ def weigh(likelihood: FloatArray, prior: FloatArray, state: FloatArray, total: F
     state[MEAN], state[VARIANCE] = mean / whole, square / whole - (mean / whole) ** 2
 
 
-@compiled("void(float64[::1], float64[::1], float64[::1], float64[::1])")
+@compiled("void(float64[::1], float64[::1], float64[::1], float64[::1])", is_inlined=True)
 def settle(likelihood: FloatArray, prior: FloatArray, state: FloatArray, logs: FloatArray) -> None:
     """Set what `gather` reads of a (request, arm)."""
     total = 0.0
@@ -218,7 +219,7 @@ def settle(likelihood: FloatArray, prior: FloatArray, state: FloatArray, logs: F
     state[ALONE] = math.log(total)
 
 
-@compiled("float64(float64[::1], float64, float64[::1], float64)")
+@compiled("float64(float64[::1], float64, float64[::1], float64)", is_inlined=True)
 def pool(together: FloatArray, apart: float, prior: FloatArray, one_kind: float) -> float:
     """Turn summed logs of likelihoods into the levels of requests that are all at the same one.
 
@@ -236,7 +237,7 @@ def pool(together: FloatArray, apart: float, prior: FloatArray, one_kind: float)
     return 1.0 / (1.0 + float(against))
 
 
-@compiled(f"float64({REQUESTS}, int64, {POPULATION}, float64[::1])")
+@compiled(f"float64({REQUESTS}, int64, {POPULATION}, float64[::1])", is_inlined=True)
 def gather(requests: Requests, arm: int, population: Population, together: FloatArray) -> float:
     """Set the levels of requests that are all at the same one; how probable that is."""
     slots, _, logs, state, _ = requests
@@ -250,7 +251,7 @@ def gather(requests: Requests, arm: int, population: Population, together: Float
     return float(pool(together, apart, priors[arm], one_kind[arm]))
 
 
-@compiled("void(float64[::1], int64, float64, float64)")
+@compiled("void(float64[::1], int64, float64, float64)", is_inlined=True)
 def learn_one_kind(one_kind: FloatArray, arm: int, probability: float, share: float) -> None:
     """Follow how probable it turned out to be that a batch is of one kind: a step of EM, online.
 
@@ -260,7 +261,7 @@ def learn_one_kind(one_kind: FloatArray, arm: int, probability: float, share: fl
     one_kind[arm] = min(max(learnt, _LEAST_ONE_KIND), _MOST_ONE_KIND)
 
 
-@compiled(f"boolean({POPULATION}, int64, float64[::1])")
+@compiled(f"boolean({POPULATION}, int64, float64[::1])", is_inlined=True)
 def remix(population: Population, arm: int, total: FloatArray) -> bool:
     """Learn the weights of an arm from the summed levels of its outcomes: a step of EM, online.
 

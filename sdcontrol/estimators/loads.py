@@ -6,6 +6,7 @@ Knows nothing of seconds, except which of them no clock can have meant.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +28,7 @@ __all__ = [
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e5  # of a phase of a step
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyLoad:
+class VerifyLoad(NamedTuple):
     """One forward of the target."""
 
     num_tokens: int
@@ -54,23 +54,20 @@ def is_plausible(seconds: float) -> bool:
 
 def verify_load(observation: Observation) -> VerifyLoad:
     """What the verification of this step computed and read."""
-    view = observation.view
-    return VerifyLoad(
-        len(view.requests) + sum(observation.proposed) + view.prefill_tokens,
-        kv_tokens_of(view),
-        len(view.requests),
-        max(observation.proposed, default=0),
-    )
+    view, proposed = observation.view, observation.proposed
+    batch = len(view.requests)
+    tokens = batch + sum(proposed) + view.prefill_tokens
+    return VerifyLoad(tokens, kv_tokens_of(view), batch, max(proposed, default=0))
 
 
 def measured_loads(observations: Sequence[Observation]) -> FloatArray:
     """Of the forwards that were timed: tokens, KV tokens, requests, longest draft, seconds, `[steps, 5]`."""
     rows: list[float] = []
     for one in observations:
-        if one.view.requests and is_plausible(one.timing.verify_seconds):
-            load = verify_load(one)
-            rows += (load.num_tokens, load.kv_tokens, load.num_requests, load.longest_draft)
-            rows.append(one.timing.verify_seconds)
+        seconds = one.timing.verify_seconds
+        if one.view.requests and is_plausible(seconds):
+            rows += verify_load(one)
+            rows.append(seconds)
     return np.array(rows, np.float64).reshape(-1, 5)
 
 

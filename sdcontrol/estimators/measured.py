@@ -25,7 +25,7 @@ _FAMILIAR_STEPS = 2  # measurements of a load before a surprise there is an outl
 SEEN_SHAPE = 80, 64  # tokens in quarters of an octave, KV tokens in halves
 
 
-@compiled("boolean(int64[:,::1], float64, float64)")
+@compiled("boolean(int64[:,::1], float64, float64)", is_inlined=True)
 def _is_familiar(seen: NDArray[np.int64], num_tokens: float, kv_tokens: float) -> bool:
     """Whether about this load was measured more than once before; counts it."""
     row = min(round(4.0 * math.log2(max(num_tokens, 1.0))), seen.shape[0] - 1)

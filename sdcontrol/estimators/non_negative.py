@@ -31,7 +31,7 @@ def _root(active: NDArray[np.bool_], precision: FloatArray) -> FloatArray:
     return root
 
 
-@compiled("float64[::1](boolean[::1], float64[:, ::1], float64[::1])")
+@compiled("float64[::1](boolean[::1], float64[:, ::1], float64[::1])", is_inlined=True)
 def _solved_on(active: NDArray[np.bool_], precision: FloatArray, target: FloatArray) -> FloatArray:
     """The unconstrained argmin with all but the active coefficients held at 0."""
     root = _root(active, precision)

@@ -29,7 +29,7 @@ PRIOR_ALONE: FloatArray = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 """Coefficients with which a forward takes what the prior says. Do not write."""
 
 
-@compiled("float64[::1](float64[::1], float64[::1])")
+@compiled("float64[::1](float64[::1], float64[::1])", is_inlined=True)
 def padded(tokens: FloatArray, edges: FloatArray) -> FloatArray:
     """The sizes that `tokens` are padded to."""
     padded = tokens.copy()
@@ -40,7 +40,7 @@ def padded(tokens: FloatArray, edges: FloatArray) -> FloatArray:
     return padded
 
 
-@compiled("float64[::1](UniTuple(float64[::1], 3), float64, int64, float64)")
+@compiled("float64[::1](UniTuple(float64[::1], 3), float64, int64, float64)", is_inlined=True)
 def read_off(
     tables: tuple[FloatArray, FloatArray, FloatArray],
     first_tokens: float,
@@ -53,7 +53,7 @@ def read_off(
     return interpolated(padded(tokens, edges), grid, seconds) + beside
 
 
-@compiled("float64[::1](UniTuple(float64[::1], 4), float64, UniTuple(float64, 4))")
+@compiled("float64[::1](UniTuple(float64[::1], 4), float64, UniTuple(float64, 4))", is_inlined=True)
 def featured(
     tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
     share: float,
@@ -69,7 +69,7 @@ def featured(
     return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request, padding])
 
 
-@compiled(f"float64[::1]({PRICING}, UniTuple(float64, 2))")
+@compiled(f"float64[::1]({PRICING}, UniTuple(float64, 2))", is_inlined=True)
 def priced(
     tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
     weights: tuple[float, float],
@@ -99,7 +99,8 @@ def priced(
 
 @compiled(
     f"UniTuple(float64[::1], 2)({PRICING}, UniTuple(float64, 2), "
-    "Tuple((float64[::1], float64, int64, float64)))"
+    "Tuple((float64[::1], float64, int64, float64)))",
+    is_inlined=True,
 )
 def tabled(
     tables: tuple[FloatArray, FloatArray, FloatArray, FloatArray],

@@ -139,7 +139,7 @@ def _rescale(kept: Filter, factor: float) -> None:
     coefficients[:] = memory[SCALE] * relative / units
 
 
-@compiled(f"float64({FILTER}, float64[::1])")
+@compiled(f"float64({FILTER}, float64[::1])", is_inlined=True)
 def predicted(kept: Filter, features: FloatArray) -> float:
     """Seconds for raw features, `[features]`."""
     total = 0.0
@@ -148,7 +148,7 @@ def predicted(kept: Filter, features: FloatArray) -> float:
     return total
 
 
-@compiled("boolean(float64[::1], float64)")
+@compiled("boolean(float64[::1], float64)", is_inlined=True)
 def _is_new_speed(memory: FloatArray, ratio: float) -> bool:
     """Rescale after outliers in a row on one side; whether that was so."""
     if abs(ratio) <= _OUTLIER:
@@ -174,7 +174,7 @@ def _first_scale(seconds: FloatArray) -> float:
     return float(low if middle > low * math.exp(_OUTLIER) else middle)
 
 
-@compiled("void(float64[:,::1], float64[::1], float64[::1])")
+@compiled("void(float64[:,::1], float64[::1], float64[::1])", is_inlined=True)
 def _let_drift(precision: FloatArray, target: FloatArray, relative: FloatArray) -> None:
     """All coefficients together become uncertain by a share of themselves; the mean stays."""
     size, along, towards = len(relative), np.zeros(len(relative)), 0.0
@@ -193,7 +193,8 @@ def _let_drift(precision: FloatArray, target: FloatArray, relative: FloatArray) 
 
 
 @compiled(
-    "void(UniTuple(float64[::1], 2), Tuple((float64[:,::1], float64[::1], float64[:,::1], float64[::1])), UniTuple(float64, 2))"
+    "void(UniTuple(float64[::1], 2), Tuple((float64[:,::1], float64[::1], float64[:,::1], float64[::1])), UniTuple(float64, 2))",
+    is_inlined=True,
 )
 def _add(
     load: tuple[FloatArray, FloatArray],  # features in their units, relative coefficients
@@ -240,7 +241,7 @@ def _settle(kept: Filter, normal: FloatArray, seconds: float) -> None:
         _forget(kept)
 
 
-@compiled(f"boolean({FILTER}, float64[::1], UniTuple(float64, 3), boolean)")
+@compiled(f"boolean({FILTER}, float64[::1], UniTuple(float64, 3), boolean)", is_inlined=True)
 def absorb(
     kept: Filter,
     features: FloatArray,

@@ -31,7 +31,7 @@ def token_grid(most: int = 32768) -> FloatArray:
     return np.array(counts)
 
 
-@compiled("float64[::1](float64[::1], float64[::1], float64[::1])")
+@compiled("float64[::1](float64[::1], float64[::1], float64[::1])", is_inlined=True)
 def interpolated(tokens: FloatArray, grid: FloatArray, values: FloatArray) -> FloatArray:
     """Non-decreasing `values` on `grid` at `tokens`, `[tokens]`; quickest where those are sorted.
 
@@ -60,7 +60,7 @@ def new_stairs(grid: FloatArray) -> Stairs:
     return grid, kernel, np.zeros(len(grid)), np.zeros(len(grid)), np.zeros(len(grid))
 
 
-@compiled(f"void({STAIRS}, int64, float64)")
+@compiled(f"void({STAIRS}, int64, float64)", is_inlined=True)
 def climb(stairs: Stairs, stair: int, residual: float) -> None:
     """Learn a residual at a stair and, as far as they are near, at its neighbours."""
     _, kernels, weight, total, correction = stairs

@@ -123,7 +123,7 @@ def finite(survival: Mapping[str, FloatArray]) -> Mapping[str, FloatArray]:
     }
 
 
-@compiled("void(float64[::1], boolean, float64[:, ::1])")
+@compiled("void(float64[::1], boolean, float64[:, ::1])", is_inlined=True)
 def _reach(odds: FloatArray, is_tree: bool, reached: FloatArray) -> None:
     """P(token j is accepted) at each level, `[levels, K]`: products of hazards but of trees."""
     for k in range(len(RATIOS)):
@@ -135,7 +135,7 @@ def _reach(odds: FloatArray, is_tree: bool, reached: FloatArray) -> None:
                 before = reached[k, j]
 
 
-@compiled("void(float64[:, ::1], boolean, float64[::1])")
+@compiled("void(float64[:, ::1], boolean, float64[::1])", is_inlined=True)
 def _correct_by_counts(counts: FloatArray, is_tree: bool, survival: FloatArray) -> None:
     """Let a request's own counts, `[2, K]`, correct its survival."""
     before, before_own = 1.0, 1.0
@@ -151,7 +151,8 @@ def _correct_by_counts(counts: FloatArray, is_tree: bool, survival: FloatArray) 
 
 @compiled(
     f"void(Tuple(({REQUESTS}, int64, {POPULATION})), UniTuple(int64[::1], 2), float64[:,:,::1],"
-    " boolean, float64[:,::1])"
+    " boolean, float64[:,::1])",
+    is_inlined=True,
 )
 def _survive(
     own: tuple[Requests, int, Population],  # and the arm's index
@@ -194,7 +195,8 @@ def _survive(
 
 @compiled(
     f"float64[:,:,::1]({_INDEX}, {_AVERAGES}, {KEPT},"
-    " Tuple((int64[:,::1], int64[:,::1], float64[:,::1], boolean[:,::1])), int64)"
+    " Tuple((int64[:,::1], int64[:,::1], float64[:,::1], boolean[:,::1])), int64)",
+    is_inlined=True,
 )
 def believe(
     index: IntArray,  # [arms], among all arms

@@ -106,7 +106,10 @@ def refine_at_once(
     return None if seconds < 0.0 else length.tolist()
 
 
-@compiled(f"Tuple(({_COLUMNS}, float64[:,:,::1]))(Tuple((float64[::1], boolean[:,::1])), {TERMS})")
+@compiled(
+    f"Tuple(({_COLUMNS}, float64[:,:,::1]))(Tuple((float64[::1], boolean[:,::1])), {TERMS})",
+    is_inlined=True,
+)
 def _believe(
     said: tuple[FloatArray, NDArray[np.bool_]], terms: Terms
 ) -> tuple[_Columns, FloatArray]:

@@ -53,7 +53,7 @@ def maximise(problem: Problem, rate: float | None = None) -> Answer:
     return answer
 
 
-@compiled(f"bool_({TABLES})")
+@compiled(f"bool_({TABLES})", is_inlined=True)
 def _is_finite(tables: Tables) -> bool:
     gain, _, _, verify, rounds, reading, catch_up, _ = tables
     total = gain.sum() + verify.sum() + rounds.sum() + reading.sum() + catch_up.sum()
@@ -103,7 +103,7 @@ def _evaluate(tables: Tables, state: State, rate: float) -> tuple[IntArray, floa
     return arm, total, seconds
 
 
-@compiled(f"Tuple((float64, float64, int64, int64))({TABLES})")
+@compiled(f"Tuple((float64, float64, int64, int64))({TABLES})", is_inlined=True)
 def _uniform(tables: Tables) -> tuple[float, float, int, int]:
     """Tokens and seconds of the best plan of one arm and one length for all; which they are.
 

@@ -26,7 +26,7 @@ _Shared = tuple[FloatArray, float, IntArray]
 _SHARED = "Tuple((float64[::1], float64, int64[::1]))"
 
 
-@compiled(f"Tuple((float64[:,:,::1], float64[::1]))({PRICED}, int64)")
+@compiled(f"Tuple((float64[:,:,::1], float64[::1]))({PRICED}, int64)", is_inlined=True)
 def _linear(priced: Priced, crowd: int) -> tuple[FloatArray, FloatArray]:
     """Own worth less a request's part of the rounds, `[families, requests, lengths]`; their bases.
 
@@ -44,7 +44,7 @@ def _linear(priced: Priced, crowd: int) -> tuple[FloatArray, FloatArray]:
     return worth, bases
 
 
-@compiled("float64[:,:,::1](float64[:,:,::1], float64)")
+@compiled("float64[:,:,::1](float64[:,:,::1], float64)", is_inlined=True)
 def _reaches(worth: FloatArray, token_price: float) -> FloatArray:
     """The most that each request makes of up to n tokens of each family, like `worth`."""
     reach = worth.copy()
@@ -56,7 +56,7 @@ def _reaches(worth: FloatArray, token_price: float) -> FloatArray:
     return reach
 
 
-@compiled("void(float64[:,:,::1], int64[::1], int64, float64[::1])")
+@compiled("void(float64[:,:,::1], int64[::1], int64, float64[::1])", is_inlined=True)
 def _sum_up(reach: FloatArray, caps: IntArray, f: int, sums: FloatArray) -> None:
     """Set what all requests make of every cap of family `f` while the others' stay, `[lengths]`."""
     families, requests, lengths = reach.shape
@@ -70,7 +70,7 @@ def _sum_up(reach: FloatArray, caps: IntArray, f: int, sums: FloatArray) -> None
             sums[n] += max(other, reach[f, r, n])
 
 
-@compiled(f"float64(float64[:,:,::1], {_SHARED}, int64[::1])")
+@compiled(f"float64(float64[:,:,::1], {_SHARED}, int64[::1])", is_inlined=True)
 def _ascend(reach: FloatArray, shared: _Shared, caps: IntArray) -> float:
     """Move one family's cap at a time, the best move first, until none helps; the value reached."""
     families, _, lengths = reach.shape
@@ -105,7 +105,7 @@ def _ascend_afresh(reach: FloatArray, shared: _Shared, caps: IntArray) -> None:
         caps[:] = other
 
 
-@compiled(f"float64({_SHARED}, int64[::1])")
+@compiled(f"float64({_SHARED}, int64[::1])", is_inlined=True)
 def _paid(shared: _Shared, caps: IntArray) -> float:
     """For rounds up to `caps`, whoever drafts in them."""
     bases, padding, drafted = shared
@@ -168,7 +168,7 @@ def _open_by_trial(
             best, caps[:], best_length[:] = value, tried, length
 
 
-@compiled(f"void({PRICED}, {STATE}, float64[:,:,::1], int64[::1], int64[::1])")
+@compiled(f"void({PRICED}, {STATE}, float64[:,:,::1], int64[::1], int64[::1])", is_inlined=True)
 def _seat(
     priced: Priced, state: State, worth: FloatArray, caps: IntArray, length: IntArray
 ) -> None:

@@ -28,7 +28,7 @@ PRICED = "Tuple((float64[:,:,::1], float64[::1], float64[:,::1], int64[::1]))"
 STATE = "Tuple((int64[::1], int64[::1], int64[:,::1], float64[:,::1], float64[:,::1], int64[::1]))"
 
 
-@compiled(f"void({PRICED}, {STATE}, int64)")
+@compiled(f"void({PRICED}, {STATE}, int64)", is_inlined=True)
 def _price_rounds(priced: Priced, state: State, f: int) -> None:
     rounds, drafted = priced[2], priced[3]
     _, _, drafting, joining, leaving, _ = state

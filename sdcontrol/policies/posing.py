@@ -22,7 +22,8 @@ Prices = tuple[FloatArray, FloatArray]
 
 @compiled(
     f"{_POSED}(float64[:,:,::1], Tuple((int64[::1], int64[::1], int64[:,::1], bool_[:,::1])), "
-    "UniTuple(int64[::1], 3))"
+    "UniTuple(int64[::1], 3))",
+    is_inlined=True,
 )
 def pose(
     survival: FloatArray,
@@ -52,7 +53,7 @@ def pose(
     return gain, limit, reads, means / members, most_tokens
 
 
-@compiled("float64[:,::1](float64[:,::1], float64[::1], int64)")
+@compiled("float64[:,::1](float64[:,::1], float64[::1], int64)", is_inlined=True)
 def _rounds_on_lines(lines: FloatArray, means: FloatArray, batch: int) -> FloatArray:
     """See `Problem.rounds`; the last column is that of all requests with half the KV tokens."""
     rounds = np.zeros((len(lines) + 1, batch + 2))
@@ -66,7 +67,8 @@ def _rounds_on_lines(lines: FloatArray, means: FloatArray, batch: int) -> FloatA
 
 @compiled(
     f"UniTuple(float64[:,::1], 2)({_POSED}, UniTuple(float64[:,::1], 2), "
-    "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), Tuple((int64, float64)))"
+    "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), Tuple((int64, float64)))",
+    is_inlined=True,
 )
 def price(
     posed: Posed,

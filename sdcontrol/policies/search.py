@@ -49,7 +49,7 @@ def _respond(priced: Priced, state: State, r: int, worth: FloatArray) -> None:
         worth[f, n] += joining[f, m] - leaving[f, m]
 
 
-@compiled(f"Tuple((float64, int64, int64))({PRICED}, {STATE}, int64)")
+@compiled(f"Tuple((float64, int64, int64))({PRICED}, {STATE}, int64)", is_inlined=True)
 def _best_response(priced: Priced, state: State, r: int) -> tuple[float, int, int]:
     """How much request `r` gains by its best choice while the others stay; family and length."""
     own, verify = priced[0], priced[1]

@@ -52,7 +52,7 @@ def tokens_of(problem: Problem, answer: Answer) -> float:
     return problem.batch + float(problem.gain[answer.arm, rows, answer.length].sum())
 
 
-@compiled(f"float64[::1](int64[::1], {PACE}, float64)")
+@compiled(f"float64[::1](int64[::1], {PACE}, float64)", is_inlined=True)
 def _speeds(remaining: IntArray, pace: Pace, own_steps: float) -> FloatArray:
     """Tokens per step of each request so far, after as many steps at the average pace."""
     steps, came, (now, tokens, _, _) = pace
@@ -63,7 +63,7 @@ def _speeds(remaining: IntArray, pace: Pace, own_steps: float) -> FloatArray:
     return speed
 
 
-@compiled(f"float64[::1](Tuple((float64[::1], float64)), int64[::1], {PACE})")
+@compiled(f"float64[::1](Tuple((float64[::1], float64)), int64[::1], {PACE})", is_inlined=True)
 def _to_the_end(seconds: tuple[FloatArray, float], remaining: IntArray, pace: Pace) -> FloatArray:
     """By request what its tokens are worth if nobody follows, 1 on average."""
     _, _, (_, tokens, drafts, _) = pace
@@ -84,7 +84,7 @@ def _to_the_end(seconds: tuple[FloatArray, float], remaining: IntArray, pace: Pa
     return np.asarray(worth / worth.mean())
 
 
-@compiled(f"Tuple((float64, int64))({TABLES}, int64, Tuple((float64, float64)))")
+@compiled(f"Tuple((float64, int64))({TABLES}, int64, Tuple((float64, float64)))", is_inlined=True)
 def _best_alone(tables: Tables, r: int, seconds: tuple[float, float]) -> tuple[float, int]:
     """Least seconds per token of request r, as if all were like it, and the draft tokens of that."""
     gain, limit, family, _, rounds, reading, catch_up, drafted = tables
@@ -100,7 +100,7 @@ def _best_alone(tables: Tables, r: int, seconds: tuple[float, float]) -> tuple[f
     return best, length
 
 
-@compiled(f"float64[::1]({TABLES}, float64[::1])")
+@compiled(f"float64[::1]({TABLES}, float64[::1])", is_inlined=True)
 def _on_the_way(tables: Tables, speed: FloatArray) -> FloatArray:
     """By request what its tokens are worth if others follow, 1 on average."""
     verify, batch = tables[3], len(speed)
@@ -116,7 +116,7 @@ def _on_the_way(tables: Tables, speed: FloatArray) -> FloatArray:
     return np.asarray(worth / worth.mean())
 
 
-@compiled(f"float64[:,:,::1]({TABLES}, float64, int64[::1], {PACE})")
+@compiled(f"float64[:,:,::1]({TABLES}, float64, int64[::1], {PACE})", is_inlined=True)
 def weigh(tables: Tables, least: float, remaining: IntArray, pace: Pace) -> FloatArray:
     """Expected tokens `[arms, requests, lengths]`, in those of the average request."""
     gain, verify = tables[0], tables[3]
