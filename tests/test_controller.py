@@ -607,7 +607,7 @@ def test_a_variant_of_our_estimator_is_asked_and_taught_by_its_own_methods() -> 
 
 
 @pytest.mark.parametrize(
-    ("share", "stay", "bunches"), [(0.2, 500, range(8, 13)), (0.2, 2, [2]), (0.005, 500, [1])]
+    ("share", "stay", "bunches"), [(0.2, 500, range(8, 14)), (0.2, 2, [2]), (0.005, 500, [1])]
 )
 def test_learning_waits_only_where_it_weighs_and_requests_are_known(
     share: float, stay: int, bunches: Collection[int]
@@ -645,7 +645,7 @@ def test_drafts_as_long_as_can_be_that_are_accepted_whole_are_no_news(
         plan, said = controller.plan(view), (accepted + 1,)
         controller.observe(Observation(view, plan, (8,), (8,), (accepted,), said, timing))
         most_unlearnt = max(most_unlearnt, step + 1 - len(estimator.learnt))
-    assert bunch - 1 <= most_unlearnt <= bunch + 1  # they may wait for costs
+    assert bunch - 1 <= most_unlearnt <= bunch + 2  # they may wait for costs
 
 
 def test_steps_without_requests_say_nothing_of_what_the_controller_takes() -> None:

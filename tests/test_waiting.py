@@ -70,14 +70,14 @@ def test_every_step_is_noted_once_in_order_and_halves_follow_one_another(
         assert step - (noted[-1] if noted else 59) <= 8
     assert noted == sorted(set(noted))
     assert len(noted) <= 9 or noted[1:] == list(range(noted[1], noted[-1] + 1))
-    for first, second in (OUTCOMES, COSTS):
-        halves = [part for part in parts if part in (first, second)]
-        halves = halves[halves[:1] == [second] :]  # begun before
-        assert all(a != b for a, b in itertools.pairwise(halves))
+    for kind in (OUTCOMES, COSTS):
+        done = [part for part in parts if part in kind]
+        done = done[done.index(kind[0]) if kind[0] in done else len(done) :]  # others begun before
+        assert done == list(itertools.islice(itertools.cycle(kind), len(done)))
 
 
 @pytest.mark.parametrize(("batch", "reason"), [(1, KEPT), (3, KEPT), (8, ANEW)])
-def test_a_step_notes_or_learns_a_half_but_not_both(batch: int, reason: str) -> None:
+def test_a_step_notes_or_learns_a_part_but_not_both(batch: int, reason: str) -> None:
     names = tuple(f"r{row}" for row in range(batch))
     waiting, dues = settled(names), list[Due]()
     for step in range(60, 260):
@@ -195,4 +195,4 @@ def test_drafts_as_long_as_can_be_that_are_accepted_whole_wait_for_longer() -> N
         return most
 
     assert 15 <= most_waiting(2) <= 17
-    assert 7 <= most_waiting(8) <= 9
+    assert 7 <= most_waiting(8) <= 10  # after costs that were begun
