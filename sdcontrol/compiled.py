@@ -49,8 +49,14 @@ def compiled(*signatures: str, is_inlined: bool = False) -> Callable[[_Function]
         if numba is None:
             return function
         function.__qualname__ += f"-{_digest()}"  # part of the names of numba's files
-        options = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": is_inlined}
-        return cast(_Function, numba.njit(list(signatures), **options)(function))
+        compile_for = numba.njit(
+            list(signatures),
+            cache=True,
+            nogil=True,
+            error_model="numpy",
+            forceinline=is_inlined,
+        )
+        return cast(_Function, compile_for(function))
 
     return decorate
 
