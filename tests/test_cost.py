@@ -306,6 +306,32 @@ def test_every_step_is_learnt_from_also_several_at_once() -> None:
     )
 
 
+@pytest.mark.parametrize("has_rounds_last", [True, False])
+def test_parts_of_learning_that_lie_apart_teach_the_same(has_rounds_last: bool) -> None:
+    """Rounds follow a change of speed though the next steps are judged, or learnt, before."""
+    at_once, apart, world = OnlineCost(), OnlineCost(), WORLDS["compute-bound"]
+    for step in range(80):
+        speed, length = (1.0 if step < 40 else 3.0), 1 + step % 4
+        one = observed(
+            speed * world(8 * (1 + length), 4096, 8),
+            step=step,
+            length=length,
+            arm="draft_model",
+            draft_seconds={"draft_model": speed * length * 3e-3},
+        )
+        at_once.update(one)
+        apart.learn_forwards()
+        if has_rounds_last:
+            apart.learn_rounds()
+        apart.judge((one,), one)
+    apart.learn()
+    assert float(apart.draft_seconds("draft_model", 8, 4096)) == pytest.approx(9e-3, rel=0.1)
+    for price in ("verify_seconds", "draft_seconds"):
+        load = (24.0, 4096.0, 8) if price == "verify_seconds" else ("draft_model", 8, 4096)
+        told = [float(getattr(cost, price)(*load)) for cost in (apart, at_once)]
+        assert told[0] == pytest.approx(told[1], rel=1e-6)
+
+
 def test_steps_of_different_contexts_may_be_learnt_together() -> None:
     """The prior is bent between them: its line at one says nothing of the other."""
 
