@@ -26,10 +26,8 @@ COSTS: tuple[Part, ...] = ("judge costs", "learn forwards", "learn rounds")
 _FIRST_STEPS = 32  # of a controller, each of which is news
 _MOST_NEWS = 8  # observations that wait, the last one included
 _MOST_WAITING = 16  # the same, with those that are no news
-_MOST_ROWS, _MOST_STEPS_OF_MANY = (
-    32,
-    3,
-)  # requests of all of them together, and steps if those are more
+_MOST_ROWS = 32  # requests of all of them together
+_MOST_STEPS_OF_MANY = 3  # the same as steps, where those have more requests
 _MOST_ASIDE = 8  # steps that nobody took note of
 _COST_STEPS = 8  # from one that costs are learnt from to the next
 _SURE_COST_STEPS = 16  # the same, where the last was predicted well and did as much work

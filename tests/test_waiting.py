@@ -52,7 +52,7 @@ def settled(names: Sequence[str] = ("r",), *, share: float = 0.1) -> Waiting:
     share=st.sampled_from([0.0, 0.1]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_step_is_noted_once_in_order_and_halves_follow_one_another(
+def test_every_step_is_noted_once_in_order_and_parts_follow_one_another(
     steps: list[tuple[bool, str, bool]], error: float, share: float
 ) -> None:
     """Whatever comes, nothing is lost, learnt twice, or learnt before it was read."""

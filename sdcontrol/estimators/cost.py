@@ -64,11 +64,11 @@ class _Judged(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The drafting of a step, and by what factor forwards were found to be slower with it."""
+    """The drafting of a step, and the forwards' speed before those of its time were learnt."""
 
     observation: Observation
     drafts: dict[str, DraftLoad]
-    slower: float
+    speed_before: float
 
 
 class OnlineCost:
@@ -228,20 +228,20 @@ class OnlineCost:
         (steps, one, drafts), self._judged = self._judged, None
         self._assumed.forget()
         self._lines.clear()
-        speed = self._forward.speed
+        self._measured = _Measured(one, drafts, self._forward.speed)
         if self._forward.learn(measured_loads(steps)):
             _log.info("speed_changed", step=one.view.step, speed=self._forward.speed)
-        self._measured = _Measured(one, drafts, self._forward.speed / speed)
 
     def learn_rounds(self) -> None:
         """The last part: let rounds follow the forwards' speed, and learn what those of the typical step took."""
         if self._measured is None:
             return
-        (one, drafts, slower), self._measured = self._measured, None
+        (one, drafts, before), self._measured = self._measured, None
         self._lines.clear()
-        if slower != 1.0:
+        speed = self._forward.speed
+        if speed != before:
             for rounds in self._rounds.values():  # those that are off are not measured
-                rounds.rescale(slower)
+                rounds.rescale(speed / before)
         for family, draft in drafts.items():
             seconds = one.timing.draft_seconds.get(family)
             if seconds is not None:
