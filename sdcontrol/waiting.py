@@ -30,7 +30,7 @@ _MOST_ROWS = 32  # requests of all of them together
 _MOST_STEPS_OF_MANY = 3  # the same as steps, where those have more requests
 _MOST_ASIDE = 8  # steps that nobody took note of
 _COST_STEPS = 8  # from one that costs are learnt from to the next
-_SURE_COST_STEPS = 16  # the same, where the last was predicted well and did as much work
+_SURE_COST_STEPS = 16  # the same, where the last was predicted well
 _SURPRISE, _SURE = 0.25, 0.1  # log-ratio of a step's measured to its predicted time
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
 _YOUNG_STEPS = 2  # of a request, each of which is news
@@ -73,7 +73,6 @@ class Waiting:
         self._had_turn: tuple[Part, ...] = ()  # the last that was begun
         self._is_tried = False  # something, since costs were learnt
         self._cost_step = 0  # the last one that costs were learnt from
-        self._cost_work: Sequence[int] = ()  # by request, the tokens that were verified in it
 
     @property
     def puts_off(self) -> bool:
@@ -123,11 +122,12 @@ class Waiting:
         """What to do at once; the rest of what is begun waits for the next steps."""
         begun, is_urgent = self._begun, self._is_urgent(observation)
         if not self.puts_off or is_urgent:
-            for parts in (OUTCOMES,) if self.puts_off else (OUTCOMES, COSTS):
+            lessons = (OUTCOMES,) if self.puts_off else (OUTCOMES, COSTS)
+            for parts in lessons:
                 if parts[0] not in begun:  # else what is noted now is learnt with the rest
                     begun.extend(self._begin(observation, parts))
-            due = tuple(begun)
-            begun.clear()
+            due = [part for part in begun if part not in COSTS or COSTS in lessons]
+            self._begun = deque([part for part in begun if part not in due])
             return due
         if not begun:
             begun.extend(self._next(observation, error))
@@ -145,15 +145,13 @@ class Waiting:
         if parts is OUTCOMES:
             self._num_waiting = self._num_news = self._num_rows = 0
         else:
-            self._is_tried = False
-            self._cost_step, self._cost_work = observation.view.step, observation.proposed
+            self._is_tried, self._cost_step = False, observation.view.step
         return parts
 
     def _takes_costs(self, observation: Observation, error: float) -> bool:
         if error >= _SURPRISE or self._is_tried:
             return True
-        is_sure = error < _SURE and observation.proposed == self._cost_work
-        most = _SURE_COST_STEPS if is_sure else _COST_STEPS
+        most = _SURE_COST_STEPS if error < _SURE else _COST_STEPS
         return not 0 <= observation.view.step - self._cost_step < most
 
     def _takes_outcomes(self) -> bool:

@@ -33,7 +33,7 @@ from sdcontrol.policies.problem import IntArray, Problem
 
 ARMS = ("ngram", "sparse_kv:512", "sparse_kv:2048", "draft_model")
 SHAPES = ("linear", "stairs", "ridge")
-HORIZON = 64  # tokens over which the policy spreads a catch-up
+HORIZON = (64.0, 64.0)  # tokens over which the policy spreads a catch-up
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def charged_seconds(view: BatchView, belief: Belief, row: int, arm: str) -> floa
     if hint is None or not hint.catch_up_tokens:
         return 0.0
     most = belief.survival[arm][row, : max(request.remaining_tokens - 1, 0)].sum()
-    share = (1.0 + most) / max(min(request.remaining_tokens, HORIZON), 1)
+    share = (1.0 + most) / max(min(request.remaining_tokens, HORIZON[0]), 1)
     return catch_up_seconds(belief.cost, family_of(arm), hint.catch_up_tokens) * min(share, 1.0)
 
 

@@ -548,6 +548,42 @@ def test_the_price_of_a_lagging_cache_is_learnt() -> None:
     assert float(cost.draft_seconds("draft_model", 1, 1000)) == pytest.approx(0.004, rel=0.2)
 
 
+def drafted_by_model(step: int, lag: int, seconds: float) -> Observation:
+    """A step of one request with two draft tokens."""
+    hints = {"draft_model": Hint(catch_up_tokens=lag)}
+    request = RequestView("a", 1000, step, 1000, drafters=("draft_model",), hints=hints)
+    view = BatchView(step, (request,), 1000)
+    plan, timing = Plan.uniform(view, "draft_model", 2), Timing({"draft_model": seconds}, 0.02)
+    return Observation(view, plan, (2,), (2,), (1,), (2,), timing)
+
+
+@pytest.mark.parametrize(("constant", "each"), [(1.2e-3, 1e-5), (1e-5, 3e-5)])
+def test_what_any_catch_up_takes_is_told_from_what_each_of_its_tokens_takes(
+    constant: float, each: float
+) -> None:
+    cost, rng = OnlineCost(), np.random.default_rng(2)
+    for step in range(90):
+        lag = int(rng.choice([0, 3, 12, 200]))
+        seconds = 2 * 0.004 + (lag > 0) * constant + each * lag
+        cost.update(drafted_by_model(step, lag, seconds * float(rng.normal(1.0, 0.02))))
+    for lag in (3, 200):
+        expected = constant + each * lag
+        assert cost.catch_up_seconds("draft_model", lag) == pytest.approx(
+            expected, rel=0.35, abs=2e-4
+        )
+
+
+def test_rounds_are_learnt_from_the_last_step_that_had_some() -> None:
+    """Also where the steps after it, of which one is typical, had none."""
+    cost = OnlineCost()
+    for step in range(0, 120, 4):
+        plain = [observed(0.02, step=step + s, length=2, draft_seconds={}) for s in (1, 2, 3)]
+        steps = [drafted_by_model(step, 0, 2 * 0.007), *plain]
+        cost.judge(steps, steps[-1])
+        cost.learn()
+    assert float(cost.draft_seconds("draft_model", 1, 1000)) == pytest.approx(0.007, rel=0.1)
+
+
 def test_a_drift_between_prediction_and_measurement_is_noticed_and_said() -> None:
     cost = OnlineCost()
     taught(cost, WORLDS["flat"], 40)

@@ -31,6 +31,7 @@ from sdcontrol.policies.base import Policy
 from sdcontrol.policies.learned_model import save, train
 from sdcontrol.policies.registry import parse
 from sdcontrol.traces.bundled import bundled_trace, bundled_traces
+from sdcontrol.traces.decisions import Decisions
 from sdcontrol.traces.facts import facts_of
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.recorder import Recorder
@@ -330,6 +331,16 @@ def test_run_of_an_engine_replays_exactly(tmp_path: Path, policy: object) -> Non
     assert trace.header.models["target"].num_layers == 2
     assert trace.header.drafters == ("ngram", "sparse_kv:48", "draft_model")
     assert trace.header.engine["kv_tokens"] == 160
+
+
+@pytest.mark.parametrize("total", [0.010, 0.013])
+def test_steps_start_in_order_although_clocks_are_read_one_after_another(total: float) -> None:
+    decisions, starts = Decisions(), []
+    for step, (seconds, took) in enumerate([(0.02, 0.01), (0.022, total), (0.04, 0.015)]):
+        view = BatchView(step, (), 100)
+        observation = Observation(view, Plan(()), (), (), (), (), Timing({}, took))
+        starts.append(decisions.close(observation, seconds, 0.0).start_seconds)
+    assert starts == pytest.approx([0.01, max(0.022 - total, 0.01), 0.025])
 
 
 class Seldom(Policy):

@@ -32,25 +32,25 @@ class AssumedRounds:
             self._prices[family] = self._price(family)
         return self._prices[family]
 
-    def catch_up_line(self, family: str) -> tuple[float, float]:
-        """Of a catch-up, a constant and seconds per token."""
+    def per_caught_up_token(self, family: str) -> float:
+        """By how many seconds a token to catch up with makes the first round longer."""
         assumed = self.price(family)
         if self._informed is not None:
-            return assumed.constant, assumed.per_request
-        once = share_of(family) * self._forward.coefficients[4]  # however many tokens a request has
-        return assumed.constant + once, assumed.per_request - once
+            return assumed.per_request
+        head = share_of(family) * self._forward.coefficients[4]  # only of a request's last token
+        return max(assumed.per_request - head, 0.0)
 
     def catch_up_seconds(
-        self, family: str, num_tokens: float, line: tuple[float, float] | None = None
+        self, family: str, num_tokens: float, per_token: float | None = None
     ) -> float:
-        """Of a catch-up: as the prior says, or along `line`, by default what is assumed now."""
+        """Of a catch-up, in the first round: as the prior says, else `per_token`, by default as assumed now."""
         if num_tokens <= 0:
             return 0.0
         price = getattr(self._informed, "catch_up_seconds", None)
         if price is not None:
             return self._forward.speed * float(price(family, num_tokens))
-        constant, per_token = self.catch_up_line(family) if line is None else line
-        return constant + per_token * num_tokens
+        each = self.per_caught_up_token(family) if per_token is None else per_token
+        return each * num_tokens
 
     def _price(self, family: str) -> RoundPrice:
         if self._informed is not None:

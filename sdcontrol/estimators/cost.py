@@ -21,6 +21,7 @@ from sdcontrol.estimators.loads import (
     VerifyLoad,
     draft_loads,
     is_plausible,
+    latest_drafting,
     measured_loads,
     verify_load,
 )
@@ -55,19 +56,10 @@ class Prediction:
         return math.log(self.measured_seconds / self.predicted_seconds)
 
 
-class _Judged(NamedTuple):
-    """Steps that are to be learnt from, and the drafting of a typical one."""
+class _Measured(NamedTuple):
+    """Steps whose drafting is to be learnt from, and the speed before their forwards were learnt."""
 
     steps: Sequence[Observation]
-    observation: Observation
-    drafts: dict[str, DraftLoad]
-
-
-class _Measured(NamedTuple):
-    """The drafting of a step, and the forwards' speed before those of its time were learnt."""
-
-    observation: Observation
-    drafts: dict[str, DraftLoad]
     speed_before: float
 
 
@@ -83,7 +75,7 @@ class OnlineCost:
         self._overhead = LearntOverhead()
         self.last_prediction: Prediction | None = None
         self._lines: dict[tuple[str, ...], FloatArray] = {}
-        self._judged: _Judged | None = None
+        self._judged: Sequence[Observation] | None = None
         self._measured: _Measured | None = None
         self._regime = Regime()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
@@ -143,8 +135,8 @@ class OnlineCost:
         rounds = self._rounds.get(family)
         if rounds is None:
             return self._assumed.catch_up_seconds(family, num_tokens)
-        assumed = self._assumed.catch_up_seconds(family, num_tokens, rounds.catch_up)
-        return rounds.catch_up_ratio * assumed
+        each = rounds.per_caught_up_token
+        return rounds.catch_up_seconds(self._assumed.catch_up_seconds(family, num_tokens, each))
 
     def overhead_seconds(self) -> float:
         """What a step costs beside its forwards: the engine's own work and the controller's.
@@ -205,11 +197,10 @@ class OnlineCost:
     def judge(self, steps: Sequence[Observation], one: Observation) -> None:
         """The first part of learning from steps: compare one of them, a typical one, with what was expected of it."""
         is_timed = bool(one.view.requests) and is_plausible(one.timing.verify_seconds)
-        drafts = draft_loads(one) if is_timed else {}
-        self._judged = _Judged(steps, one, drafts)
+        self._judged = steps
         if not is_timed:
             return
-        load = verify_load(one)
+        load, drafts = verify_load(one), draft_loads(one)
         expected = self._forward.seconds_of(load)
         self._compare(one, expected + self._beside(drafts))
         self._learn_overhead(one)
@@ -225,27 +216,25 @@ class OnlineCost:
         if self._judged is None:
             return
         self.learn_rounds()  # of those before, if that is still to be done
-        (steps, one, drafts), self._judged = self._judged, None
+        steps, self._judged = self._judged, None
         self._assumed.forget()
         self._lines.clear()
-        self._measured = _Measured(one, drafts, self._forward.speed)
+        self._measured = _Measured(steps, self._forward.speed)
         if self._forward.learn(measured_loads(steps)):
-            _log.info("speed_changed", step=one.view.step, speed=self._forward.speed)
+            _log.info("speed_changed", step=steps[-1].view.step, speed=self._forward.speed)
 
     def learn_rounds(self) -> None:
-        """The last part: let rounds follow the forwards' speed, and learn what those of the typical step took."""
+        """The last part: let rounds follow the forwards' speed, and learn what those took that every family made last."""
         if self._measured is None:
             return
-        (one, drafts, before), self._measured = self._measured, None
+        (steps, before), self._measured = self._measured, None
         self._lines.clear()
         speed = self._forward.speed
         if speed != before:
             for rounds in self._rounds.values():  # those that are off are not measured
                 rounds.rescale(speed / before)
-        for family, draft in drafts.items():
-            seconds = one.timing.draft_seconds.get(family)
-            if seconds is not None:
-                self._learn_rounds(family, draft, seconds or _UNSEEN_SECONDS)
+        for family, (draft, seconds) in latest_drafting(steps).items():
+            self._learn_rounds(family, draft, seconds or _UNSEEN_SECONDS)
 
     def _beside(self, drafts: dict[str, DraftLoad]) -> float:
         """What is expected of a step beside its forward."""
@@ -277,10 +266,11 @@ class OnlineCost:
     def _learn_rounds(self, family: str, load: DraftLoad, seconds: float) -> None:
         assumed = self._assumed
         if family not in self._rounds:
-            line = assumed.catch_up_line(family)
-            self._rounds[family] = LearntRounds(assumed.price(family), line, load)
+            each = assumed.per_caught_up_token(family)
+            self._rounds[family] = LearntRounds(assumed.price(family), each, load)
         rounds = self._rounds[family]
-        catch_up = assumed.catch_up_seconds(family, load.catch_up_tokens, rounds.catch_up)
+        each = rounds.per_caught_up_token
+        catch_up = assumed.catch_up_seconds(family, load.catch_up_tokens, each)
         rounds.update(load, catch_up, seconds)
 
     def _learn_overhead(self, observation: Observation) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "VerifyLoad",
     "draft_loads",
     "is_plausible",
+    "latest_drafting",
     "measured_loads",
     "verify_load",
 ]
@@ -94,6 +95,19 @@ def draft_loads(observation: Observation) -> dict[str, DraftLoad]:
             load[1] += drafted
             load[2] += drafted * min(request.context_tokens, most_read)
     return {family: DraftLoad(*load) for family, load in sums.items() if load[0]}
+
+
+def latest_drafting(observations: Sequence[Observation]) -> dict[str, tuple[DraftLoad, float]]:
+    """By family, the drafting of the last step that timed it, and the seconds that it took."""
+    latest: dict[str, tuple[DraftLoad, float]] = {}
+    for one in reversed(observations):
+        seconds = one.timing.draft_seconds
+        if seconds.keys() <= latest.keys() or not is_plausible(one.timing.verify_seconds):
+            continue
+        for family, load in draft_loads(one).items():
+            if family in seconds:
+                latest.setdefault(family, (load, seconds[family]))
+    return latest
 
 
 @cache

@@ -1,7 +1,8 @@
 """The drafting rounds of one family, priced by what rounds took.
 
 Knows nothing of the target's forward. A round of B requests that read V KV tokens takes
-`c0 + c1 B + c2 V`; a catch-up takes a multiple of what was assumed of it.
+`c0 + c1 B + c2 V`; a catch-up, which is part of the first round, makes that longer by a constant and by a
+multiple of what was assumed of its tokens.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ __all__ = ["LearntRounds", "RoundPrice"]
 _SPREAD_SHARE, _SPREAD_FLOOR = 0.5, 0.1
 _SIZE_SPREAD = 0.5  # of all prices of rounds together: a drafter may be smaller than assumed
 _CATCH_UP_SPREAD = 1.5  # what a catch-up takes is known less well than what a round takes
+_LATE_ROUND, _LATE_SPREAD, _LATE_FLOOR = (
+    0.2,
+    0.3,
+    0.02,
+)  # of a round's constant, that a catch-up of any length adds
 _FIRST_TRUST = (0.05, 0.1, 0.3)  # in the first measurements: a first use is often slow
 _NEW_STEPS = 5  # measurements before a surprise is an outlier
 
@@ -45,28 +51,25 @@ class RoundPrice:
 class LearntRounds:
     """Prices of one family, from an assumption and measurements.
 
-    `catch_up` is what was assumed of one when rounds were first measured, a constant and seconds per
-    token; only a change of speed moves it.
+    `per_caught_up_token` is what was assumed of one when rounds were first measured; only a change of speed
+    moves it.
     """
 
-    def __init__(
-        self, assumed: RoundPrice, catch_up: tuple[float, float], first: DraftLoad
-    ) -> None:
+    def __init__(self, assumed: RoundPrice, per_caught_up_token: float, first: DraftLoad) -> None:
         self._regression = _regression(assumed, first)
-        self.price, self.catch_up = assumed, catch_up
+        self.price, self.per_caught_up_token = assumed, per_caught_up_token
 
-    @property
-    def catch_up_ratio(self) -> float:
-        """Seconds of catch-up per second assumed."""
-        return float(self._regression.coefficients[3])
+    def catch_up_seconds(self, assumed: float) -> float:
+        """Of a catch-up of which `assumed` seconds were assumed."""
+        ratio, constant = self._regression.coefficients[3:].tolist()
+        return float(constant + ratio * assumed)
 
     def rescale(self, factor: float) -> None:
         """Follow a machine that became slower by `factor`; what is assumed of catch-ups does already."""
         self._regression.units[3] *= factor
-        self.catch_up = factor * self.catch_up[0], factor * self.catch_up[1]
+        self.per_caught_up_token *= factor
         self._regression.rescale(factor)
-        constant, per_request, per_kv_token, _ = self._regression.coefficients.tolist()
-        self.price = RoundPrice(constant, per_request, per_kv_token)
+        self._read_off()
 
     def update(self, load: DraftLoad, assumed_catch_up_seconds: float, seconds: float) -> None:
         """Learn what all rounds of one step took together, catch-up included."""
@@ -77,24 +80,28 @@ class LearntRounds:
             is_familiar=num_measured >= _NEW_STEPS,
             trust=_FIRST_TRUST[num_measured] if num_measured < len(_FIRST_TRUST) else 1.0,
         )
-        constant, per_request, per_kv_token, _ = self._regression.coefficients.tolist()
-        self.price = RoundPrice(constant, per_request, per_kv_token)
+        self._read_off()
+
+    def _read_off(self) -> None:
+        self.price = RoundPrice(*self._regression.coefficients[:3].tolist())
 
 
 def _features(load: DraftLoad, catch_up_seconds: float) -> FloatArray:
-    return np.array(
-        [load.num_rounds, load.draft_tokens, load.kv_tokens, catch_up_seconds], dtype=float
-    )
+    rounds = load.num_rounds, load.draft_tokens, load.kv_tokens
+    return np.array([*rounds, catch_up_seconds, load.catch_up_tokens > 0], dtype=float)
 
 
 def _regression(assumed: RoundPrice, first: DraftLoad) -> OnlineRegression:
     """Relative to what the first load was assumed to take; where that is nothing, to measurements."""
     units = _features(first, 1.0)
+    units[4] = 1.0
     parts = units[:3] * np.array([assumed.constant, assumed.per_request, assumed.per_kv_token])
     total = float(parts.sum())
     shares = parts / total if total > 0.0 else np.array([1.0, 0.0, 0.0])
     units[3] = total if total > 0.0 else 1.0  # one assumed second is one assumed second
-    spread = np.append(_SPREAD_SHARE * shares + _SPREAD_FLOOR, _CATCH_UP_SPREAD)
-    common = _SIZE_SPREAD * np.append(shares, 0.0)
-    prior = np.append(shares, 1.0)
+    constant = shares.item(0) / first.num_rounds
+    late, doubt = _LATE_ROUND * constant, _LATE_SPREAD * constant + _LATE_FLOOR
+    spread = np.append(_SPREAD_SHARE * shares + _SPREAD_FLOOR, (_CATCH_UP_SPREAD, doubt))
+    common = _SIZE_SPREAD * np.append(shares, (0.0, 0.0))
+    prior = np.append(shares, (1.0, late))
     return OnlineRegression(units, prior, spread, scale=total or None, common=common)

@@ -20,7 +20,7 @@ from sdcontrol.estimators.price import has_terms
 from sdcontrol.estimators.pricing import PRICING, read_off, tabled
 from sdcontrol.estimators.survival import TERMS, Survival, Terms, believe
 from sdcontrol.policies.maximise import search
-from sdcontrol.policies.posing import pose, price, spent
+from sdcontrol.policies.posing import Horizon, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray
 from sdcontrol.policies.reading import layout_of, rows_of
 from sdcontrol.policies.weighing import PACE, SAME, Pace, weigh
@@ -53,7 +53,7 @@ class Answered(NamedTuple):
 
 
 def answer_at_once(
-    view: BatchView, belief: Belief, horizon_tokens: int, pace: Pace = SAME
+    view: BatchView, belief: Belief, horizon: Horizon, pace: Pace = SAME
 ) -> Answered | None:
     """What `maximise(read(...))` answers; None where it has to be asked."""
     survival, cost, said = belief.survival, belief.cost, said_of(view)
@@ -73,7 +73,7 @@ def answer_at_once(
             prices.padding,
             float(said.kv_tokens),
             view.free_kv_tokens,
-            horizon_tokens,
+            horizon,
         ),
     )
     tokens, seconds, first, last = numbers
@@ -125,14 +125,14 @@ def _believe(
     "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
     "Tuple((float64[::1], boolean[:,::1])), "
     f"Tuple(({TERMS}, {CORRECTION}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
-    "Tuple((float64, float64, float64, float64, int64, int64)))"
+    "Tuple((float64, float64, float64, float64, int64, UniTuple(float64, 2))))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
     believed: tuple[Terms, Correction, Pace],
     layout: tuple[IntArray, IntArray, IntArray],  # rows, budgets, family
     prices: _Prices,
-    numbers: tuple[float, float, float, float, int, int],
+    numbers: tuple[float, float, float, float, int, Horizon],
 ) -> tuple[IntArray, IntArray, tuple[float, float, float, float], int]:
     """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are."""
     (terms, correction, pace), (rows, _, family) = believed, layout
@@ -195,7 +195,9 @@ def _refined(
     may, nothing = np.ones(limits.shape, np.bool_), np.zeros_like(limits)
     posed = pose(survival, (context, remaining, limits, may), (own, budgets, family))
     by_line = np.zeros((0, 0)), lines
-    rounds, catch_up = price(posed, by_line, (nothing, remaining), (own, family), (1, padding))
+    rounds, catch_up = price(
+        posed, by_line, (nothing, remaining), (own, family), ((1.0, 1.0), padding)
+    )
     done, seconds = spent(rounds, family, arm, drafted)
     load = kv_tokens, float(len(context))
     asked = edges, load[1], max(min(planned.sum(), most_drafts), 0), beside + seconds

@@ -17,6 +17,7 @@ from sdcontrol.policies.probing import Probing
 from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.prompts import Prompts
 from sdcontrol.policies.reading import least_seconds, read, read_drafted, to_choices
+from sdcontrol.policies.stretches import Stretches
 from sdcontrol.policies.tries import LENGTHS, try_of
 from sdcontrol.policies.weighing import SAME, Pace, tokens_of, weigh_all
 from sdcontrol.policies.worth import Worth
@@ -54,7 +55,8 @@ class Goodput(Policy):
     """Maximises gain / step; beside a prefill chunk, gain - (the price of a second, see `prompts`) * step.
 
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
-    time, and other lengths, where all steps are alike. A catch-up is spread over at most `catch_up_horizon_tokens`. Where
+    time, and other lengths, where all steps are alike. A catch-up is spread over at most `catch_up_horizon_tokens`,
+    a request's later ones over those that they served lately (`stretches`). Where
     `waits_for_slowest` a token counts by what it saves of the batch's time (`weighing`).
     """
 
@@ -68,17 +70,17 @@ class Goodput(Policy):
         *,
         waits_for_slowest: bool = True,
     ) -> None:
-        self.catch_up_horizon_tokens = catch_up_horizon_tokens
         self.worth = Worth() if waits_for_slowest else None
         self.prompts = Prompts()
-        self.probing = Probing(probe_share, probe_tokens, catch_up_horizon_tokens)
+        self.stretches = Stretches(catch_up_horizon_tokens)
+        self.probing = Probing(probe_share, probe_tokens, self.stretches)
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The plan of most expected tokens per second, and now and then a probe."""
         if not view.requests:
             return Plan.off(view)
-        horizon, may_probe = self.catch_up_horizon_tokens, self.probing.looks(view)
-        pace = self._pace(view)
+        may_probe = self.probing.looks(view)
+        horizon, pace = self.stretches.horizon, self._pace(view)
         answered = None if may_probe else answer_at_once(view, belief, horizon, pace)
         if answered is not None:
             return _plan(answered)
@@ -123,8 +125,9 @@ class Goodput(Policy):
         return Plan(choices, plan.reason)
 
     def update(self, observation: Observation) -> None:
-        """Keep what probes may cost, and who ends when."""
+        """Keep what probes may cost, how long stretches are, and who ends when."""
         self.probing.update(observation)
+        self.stretches.update(observation)
         self.prompts.update(observation)
         if self.worth is not None:
             self.worth.update(observation)

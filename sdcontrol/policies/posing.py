@@ -10,7 +10,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.policies.problem import IntArray
 
-__all__ = ["Posed", "Prices", "lags_of", "pose", "price", "spent"]
+__all__ = ["Horizon", "Posed", "Prices", "charged", "lags_of", "pose", "price", "spent"]
 
 Posed = tuple[FloatArray, IntArray, FloatArray, FloatArray, int]
 """Gain and limit as in `Problem`; KV tokens that each request's round reads, `[arms, requests]`, and
@@ -18,6 +18,9 @@ on average, `[families]`; the most draft tokens of the step."""
 _POSED = "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], float64[::1], int64))"
 
 Prices = tuple[FloatArray, FloatArray]
+
+Horizon = tuple[float, float]
+"""Tokens that a catch-up is charged to at most: a request's first, and any later one."""
 
 
 @compiled(
@@ -65,9 +68,21 @@ def _rounds_on_lines(lines: FloatArray, means: FloatArray, batch: int) -> FloatA
     return rounds
 
 
+@compiled("float64(UniTuple(int64, 2), float64, float64, UniTuple(float64, 2))", is_inlined=True)
+def charged(request: tuple[int, int], context: float, tokens: float, horizon: Horizon) -> float:
+    """The share of a catch-up that is charged to a step that may emit `tokens`, of a request that lags by so
+    many tokens, has so many to go, and a `context`; one that lags by less than half of that did not before.
+    """
+    lag, remaining = request
+    first, again = horizon
+    most = min(first, again) if 2 * lag < context else first
+    return min(tokens / max(min(float(remaining), most), 1.0), 1.0)
+
+
 @compiled(
     f"UniTuple(float64[:,::1], 2)({_POSED}, UniTuple(float64[:,::1], 2), "
-    "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), Tuple((int64, float64)))",
+    "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), "
+    "Tuple((UniTuple(float64, 2), float64)))",
     is_inlined=True,
 )
 def price(
@@ -75,7 +90,7 @@ def price(
     prices: Prices,
     columns: tuple[IntArray, IntArray],
     layout: tuple[IntArray, IntArray],
-    numbers: tuple[int, float],  # the longest horizon, seconds of padding
+    numbers: tuple[Horizon, float],  # and seconds of padding
 ) -> tuple[FloatArray, FloatArray]:
     """Rounds, and the catch-up charged to this step.
 
@@ -84,7 +99,7 @@ def price(
     gain, _, reads, means, _ = posed
     rounds, lines = prices
     lagging, remaining = columns
-    (rows, family), (most_horizon, padding) = layout, numbers
+    (rows, family), (horizon, padding) = layout, numbers
     batch, catch_up = reads.shape[1], np.zeros(reads.shape)
     if rounds.shape[0] == 0:
         rounds = _rounds_on_lines(lines, means, batch)
@@ -94,11 +109,10 @@ def price(
         per_token = (rounds[f, batch] - rounds[f, batch + 1]) / max(0.5 * batch * means[f], 1.0)
         late = (lagging[rows[a]] > 0).sum()  # who share what a catch-up takes however long it is
         for r in range(batch):
-            reads[a, r] = (reads[a, r] - means[f]) * max(per_token, 0.0)
-            lag = lagging[rows[a], r]
+            context, lag = reads[a, r], lagging[rows[a], r]
+            reads[a, r] = (context - means[f]) * max(per_token, 0.0)
             if lag > 0:
-                horizon = max(min(remaining[r], most_horizon), 1)
-                share = min((1.0 + gain[a, r, -1]) / horizon, 1.0)
+                share = charged((lag, remaining[r]), context, 1.0 + gain[a, r, -1], horizon)
                 catch_up[a, r] = (lines[f, 3] / late + lines[f, 4] * lag) * share
     return rounds, catch_up
 

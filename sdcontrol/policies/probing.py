@@ -26,7 +26,9 @@ from sdcontrol.columns import columns_of
 from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Choice, FloatArray, Observation, Plan, family_of
 from sdcontrol.policies.lengths import Lengths, only
+from sdcontrol.policies.posing import charged
 from sdcontrol.policies.problem import Answer, Problem
+from sdcontrol.policies.stretches import Stretches
 from sdcontrol.policies.tries import DRAFTING, LENGTHS, PRICE, PROBES, RECHECKS, Try, try_of
 from sdcontrol.policies.upside import cheapest, together, upside
 
@@ -60,14 +62,16 @@ class Probing:
 
     Each probe after which its arm stays off makes the arm's next one count for more, up to 4
     times: what was confirmed often is less uncertain. A family that was never drafted with comes
-    first, with one token. An arm that is observed in shadow needs no probes. `horizon_tokens` are
-    those over which plans spread a catch-up; a probe pays all of it.
+    first, with one token. An arm that is observed in shadow needs no probes. Plans spread a catch-up
+    as `stretches` say; a probe pays all of it.
     """
 
-    def __init__(self, share: float, num_draft_tokens: int, horizon_tokens: int = 64) -> None:
+    def __init__(
+        self, share: float, num_draft_tokens: int, stretches: Stretches | None = None
+    ) -> None:
         self.share = share
         self.num_draft_tokens = num_draft_tokens
-        self.horizon_tokens = horizon_tokens
+        self.stretches = stretches or Stretches()
         self._allowance = 0.0
         self._step_seconds = 0.0
         self._steps = 0
@@ -203,9 +207,18 @@ class Probing:
 
     def _charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
         """The share of each request's catch-up that is charged to a step, `[requests]`."""
-        remaining = columns_of(view).remaining_tokens
-        horizon = np.clip(remaining, 1, self.horizon_tokens)
-        return np.minimum((1.0 + problem.gain[a, :, -1]) / horizon, 1.0)
+        columns, horizon = columns_of(view), self.stretches.horizon
+        rows = zip(
+            columns.catch_up_tokens[columns.arms.index(problem.arms[a])].tolist(),
+            columns.remaining_tokens.tolist(),
+            columns.context_tokens.tolist(),
+            (1.0 + problem.gain[a, :, -1]).tolist(),
+            strict=True,
+        )
+        shares = [
+            charged((lag, left), context, tokens, horizon) for lag, left, context, tokens in rows
+        ]
+        return np.array(shares)
 
     def _return(self, problem: Problem, answer: Answer, a: int, probe: "_Probe") -> float:
         """What arm `a` could bring: share of the rate for a step's time of trying, catch-up included."""

@@ -19,7 +19,7 @@ from sdcontrol.estimators.price import (
     sparse_budget,
 )
 from sdcontrol.estimators.survival import Survival
-from sdcontrol.policies.posing import Posed, Prices, lags_of, pose, price, spent
+from sdcontrol.policies.posing import Horizon, Posed, Prices, lags_of, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
 
 
 _NO_TABLE: FloatArray = np.zeros((0, 0))
+_AT_ONCE: Horizon = 1.0, 1.0
 
 
 class Layout(NamedTuple):
@@ -47,7 +48,7 @@ class Layout(NamedTuple):
     budgets: IntArray  # [arms], KV tokens that a round reads at most
 
 
-def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Problem | None:
+def read(view: BatchView, belief: Belief, horizon: Horizon) -> Problem | None:
     """The problem of one step; None where nobody can draft.
 
     A catch-up of seconds c is charged to the step in proportion to the tokens that it serves:
@@ -73,7 +74,7 @@ def read(view: BatchView, belief: Belief, catch_up_horizon_tokens: int) -> Probl
         _prices(layout, cost, posed, columns.catch_up_tokens),
         (columns.catch_up_tokens, columns.remaining_tokens),
         (layout.rows, layout.family),
-        (catch_up_horizon_tokens, padding_seconds(cost, float(columns.kv_tokens))),
+        (horizon, padding_seconds(cost, float(columns.kv_tokens))),
     )
     gain, limit, reads, _, most_tokens = posed
     verify = _verify(view, cost, view.prefill_tokens, most_tokens)
@@ -116,7 +117,7 @@ def read_drafted(
         _prices(layout, belief.cost, posed, nothing),
         (nothing, columns.remaining_tokens),
         (own, layout.family),
-        (1, padding_seconds(belief.cost, float(columns.kv_tokens))),
+        (_AT_ONCE, padding_seconds(belief.cost, float(columns.kv_tokens))),
     )
     gain, limit, reads, _, _ = posed
     done, seconds = spent(rounds, layout.family, arm, np.array(drafted, dtype=np.int64))

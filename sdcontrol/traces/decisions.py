@@ -31,7 +31,7 @@ class Decisions:
     def __init__(self) -> None:
         self._open: dict[int, _Decision] = {}
         self._num_observed = 0
-        self._end_seconds = 0.0  # of the last step
+        self._start_seconds = self._end_seconds = 0.0  # of the last step
 
     def planned(self, view: BatchView, plan: Plan, faults: tuple[str, ...], seconds: float) -> None:
         """`plan` was the answer, at `seconds`; `faults` arose in it."""
@@ -60,7 +60,11 @@ class Decisions:
             start = min(start, max(decision.seconds, self._end_seconds))
         else:  # an engine counts observing the last step to this one, before which requests may come
             start += observe_seconds
-        self._num_observed, self._end_seconds = place + 1, start + total
+        start = max(
+            start, self._start_seconds
+        )  # clocks are read one after another: steps stay in order
+        self._num_observed = place + 1
+        self._start_seconds, self._end_seconds = start, start + total
         if _was_for_more(decision, observation):
             decision = _Decision(seen_steps=place)
         return RecordedStep(

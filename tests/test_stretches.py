@@ -1,0 +1,84 @@
+"""How many tokens a catch-up serves, where drafters take turns and where they do not."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from sdcontrol.core import BatchView, Belief, Choice, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.policies.goodput import Goodput
+from sdcontrol.policies.stretches import Stretches
+from tests.plan_instances import DrawnCost
+
+ARMS = ("ngram", "draft_model")
+
+
+def observed(
+    step: int, arms: dict[str, str | None], *, emitted: int = 2, lag: int = 8
+) -> Observation:
+    """By request, what it drafted a token with."""
+    hints = {"ngram": Hint(8, 1), "draft_model": Hint(catch_up_tokens=lag)}
+    requests = tuple(RequestView(name, 900, 500, 400, 0.0, ARMS, hints) for name in arms)
+    choices = tuple(Choice.off() if arm is None else Choice.of(arm, 1) for arm in arms.values())
+    one, accepted = (1,) * len(arms), (emitted - 1,) * len(arms)
+    view, timing = BatchView(step, requests, 1000), Timing({}, 0.01)
+    more = (emitted,) * len(arms)
+    return Observation(view, Plan(choices), one, one, accepted, more, timing)
+
+
+def after(stretches: Stretches, arms: Sequence[str | None]) -> float:
+    """What later catch-ups are spread over, after a request used these arms in turn."""
+    for step, arm in enumerate(arms):
+        stretches.update(observed(step, {"r": arm}))
+    return stretches.horizon[1]
+
+
+@pytest.mark.parametrize(("steps", "tokens"), [(1, 2.0), (3, 6.0)])
+def test_a_later_catch_up_is_spread_over_as_many_tokens_as_stretches_last(
+    steps: int, tokens: float
+) -> None:
+    turn = ["draft_model"] * steps + ["ngram"]
+    assert after(Stretches(64), turn * 100) == pytest.approx(tokens, rel=0.05)
+
+
+def test_whoever_goes_on_has_shown_no_end() -> None:
+    """Nor has a request that ended while it drafted so, nor a drafter that never had to catch up."""
+    assert after(Stretches(64), ["draft_model"] * 200) == 64.0
+    assert after(Stretches(64), ["ngram", None] * 200) == 64.0
+    ended = Stretches(64)
+    for step in range(200):
+        ended.update(observed(step, {f"r{step}": "draft_model"}))
+    assert ended.horizon == (64.0, 64.0)
+
+
+def test_long_stretches_and_none_at_all_stay_within_the_setting() -> None:
+    assert after(Stretches(16), (["draft_model"] * 40 + ["ngram"]) * 20) == 16.0
+    nothing = Stretches(64)
+    for step in range(400):
+        nothing.update(observed(step, {"r": ARMS[step % 2]}, emitted=0))
+    assert nothing.horizon[1] == 1.0
+
+
+def test_turns_that_do_not_pay_are_taken_no_more_and_a_first_catch_up_as_before() -> None:
+    """A token of two, after a lag of 30 that takes as long as three steps."""
+
+    class Lagging(DrawnCost):
+        def catch_up_seconds(self, family: str, num_tokens: int) -> float:
+            return 0.1 * num_tokens
+
+    cost = Lagging(
+        "linear", 1.0, 1e-4, 1, 0.0, {"ngram": (0.0, 0.0, 0.0), "draft_model": (0.2, 0.0, 0.0)}
+    )
+    survival = {"ngram": np.zeros((1, 2)), "draft_model": np.array([[0.7, 0.2]])}
+
+    def drafter(policy: Goodput, lag: int) -> str | None:
+        hints = {"ngram": Hint(0, 0), "draft_model": Hint(catch_up_tokens=lag)}
+        request = RequestView("r", 100, 9, 90, 0.0, ARMS, hints)
+        view = BatchView(99, (request,), 99)
+        return policy.plan(view, Belief(survival, cost)).choices[0].drafter
+
+    policy = Goodput(probe_share=0.0)
+    assert drafter(policy, 30) == drafter(policy, 80) == "draft_model"
+    after(policy.stretches, ["draft_model", "ngram"] * 100)
+    assert drafter(policy, 30) is None
+    assert drafter(policy, 2) == drafter(policy, 80) == "draft_model"
