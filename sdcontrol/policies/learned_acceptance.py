@@ -25,7 +25,9 @@ __all__ = ["ArmWeights", "Corrector", "Outcome", "fit_arms", "log_loss", "outcom
 
 IntArray = NDArray[np.int64]
 
-_LEAST_OUTCOMES = 50  # per arm; with fewer the online estimate stands
+_LEAST_OUTCOMES = (
+    10 * NUM_FEATURES
+)  # per arm, of those accepted and of those not; else the online estimate stands
 _LEAST_REQUESTS = 4
 _FOLDS = 5
 _STRENGTHS = (0.03, 0.1, 0.3)  # C of the regression: how far weights may go
@@ -138,7 +140,8 @@ def _fit_arm(seen: Sequence[Outcome]) -> ArmWeights | None:
     told = np.array([outcome.features for outcome in seen])
     accepted = np.array([outcome.is_accepted for outcome in seen], np.float64)
     names, request = np.unique([outcome.request for outcome in seen], return_inverse=True)
-    if len(seen) < _LEAST_OUTCOMES or len(names) < _LEAST_REQUESTS or np.ptp(accepted) == 0.0:
+    rarer = min(accepted.sum(), len(seen) - accepted.sum())
+    if rarer < _LEAST_OUTCOMES or len(names) < _LEAST_REQUESTS:
         return None
     online = log_loss(np.array([outcome.online for outcome in seen]), accepted)
     gains = {

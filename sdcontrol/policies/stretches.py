@@ -30,6 +30,7 @@ class Stretches:
         self.mean_tokens = float(most_tokens)
         self._current: dict[str, _Stretch] = {}  # by request
         self._caught_up: set[str] = set()  # arms that had to
+        self._looked_up: set[str | None] = {None}  # arms that have nothing to catch up with
 
     @property
     def horizon(self) -> Horizon:
@@ -38,10 +39,11 @@ class Stretches:
 
     def update(self, observation: Observation) -> None:
         """Take note of who went on with what."""
-        before, self._current = self._current, {}
-        rows = zip(
-            observation.view.requests, observation.plan.choices, observation.emitted, strict=True
-        )
+        choices, before = observation.plan.choices, self._current
+        if not before and {choice.drafter for choice in choices} <= self._looked_up:
+            return  # as most steps: quickly
+        self._current = {}
+        rows = zip(observation.view.requests, choices, observation.emitted, strict=True)
         for request, choice, emitted in rows:
             arm, going = choice.drafter, before.get(request.id)
             if going is not None and going.arm != arm:  # of those that end nobody knows
@@ -49,7 +51,10 @@ class Stretches:
                 going = None
             if arm is None:
                 continue
-            if request.hints.get(arm, _UP_TO_DATE).catch_up_tokens > 0:
+            hint = request.hints.get(arm, _UP_TO_DATE)
+            if hint.match_tokens is not None:
+                self._looked_up.add(arm)
+            elif hint.catch_up_tokens > 0:
                 self._caught_up.add(arm)
             if arm in self._caught_up:
                 tokens = emitted if going is None else going.tokens + emitted
