@@ -122,11 +122,10 @@ class Waiting:
         """What to do at once; the rest of what is begun waits for the next steps."""
         begun, is_urgent = self._begun, self._is_urgent(observation)
         if not self.puts_off or is_urgent:
-            lessons = (OUTCOMES,) if self.puts_off else (OUTCOMES, COSTS)
-            for parts in lessons:
+            for parts in (OUTCOMES,) if self.puts_off else (OUTCOMES, COSTS):
                 if parts[0] not in begun:  # else what is noted now is learnt with the rest
                     begun.extend(self._begin(observation, parts))
-            due = [part for part in begun if part not in COSTS or COSTS in lessons]
+            due = [part for part in begun if part in OUTCOMES or not self.puts_off]
             self._begun = deque([part for part in begun if part not in due])
             return due
         if not begun:

@@ -18,11 +18,8 @@ __all__ = ["LearntRounds", "RoundPrice"]
 _SPREAD_SHARE, _SPREAD_FLOOR = 0.5, 0.1
 _SIZE_SPREAD = 0.5  # of all prices of rounds together: a drafter may be smaller than assumed
 _CATCH_UP_SPREAD = 1.5  # what a catch-up takes is known less well than what a round takes
-_LATE_ROUND, _LATE_SPREAD, _LATE_FLOOR = (
-    0.2,
-    0.3,
-    0.02,
-)  # of a round's constant, that a catch-up of any length adds
+# What a catch-up of any length adds, and how uncertain that is: shares of a round's constant, and of all.
+_LATE_SHARE, _LATE_SPREAD, _LATE_FLOOR = 0.2, 0.3, 0.02
 _FIRST_TRUST = (0.05, 0.1, 0.3)  # in the first measurements: a first use is often slow
 _NEW_STEPS = 5  # measurements before a surprise is an outlier
 
@@ -100,7 +97,7 @@ def _regression(assumed: RoundPrice, first: DraftLoad) -> OnlineRegression:
     shares = parts / total if total > 0.0 else np.array([1.0, 0.0, 0.0])
     units[3] = total if total > 0.0 else 1.0  # one assumed second is one assumed second
     constant = shares.item(0) / first.num_rounds
-    late, doubt = _LATE_ROUND * constant, _LATE_SPREAD * constant + _LATE_FLOOR
+    late, doubt = _LATE_SHARE * constant, _LATE_SPREAD * constant + _LATE_FLOOR
     spread = np.append(_SPREAD_SHARE * shares + _SPREAD_FLOOR, (_CATCH_UP_SPREAD, doubt))
     common = _SIZE_SPREAD * np.append(shares, (0.0, 0.0))
     prior = np.append(shares, (1.0, late))

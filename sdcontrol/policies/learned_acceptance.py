@@ -25,9 +25,8 @@ __all__ = ["ArmWeights", "Corrector", "Outcome", "fit_arms", "log_loss", "outcom
 
 IntArray = NDArray[np.int64]
 
-_LEAST_OUTCOMES = (
-    10 * NUM_FEATURES
-)  # per arm, of those accepted and of those not; else the online estimate stands
+# Per arm, of those accepted and of those not; with fewer the online estimate stands.
+_LEAST_OUTCOMES = 10 * NUM_FEATURES
 _LEAST_REQUESTS = 4
 _FOLDS = 5
 _STRENGTHS = (0.03, 0.1, 0.3)  # C of the regression: how far weights may go

@@ -52,7 +52,8 @@ def read(view: BatchView, belief: Belief, horizon: Horizon) -> Problem | None:
     """The problem of one step; None where nobody can draft.
 
     A catch-up of seconds c is charged to the step in proportion to the tokens that it serves:
-    c * (most tokens that the step can emit) / min(remaining tokens, horizon), at most c.
+    c * (most tokens that the step can emit) / min(remaining tokens, horizon), at most c; `horizon` says
+    how many those may be for a request's first catch-up, and for others.
     """
     columns, cost = columns_of(view), belief.cost
     layout = layout_of(columns.arms, tuple(belief.survival))

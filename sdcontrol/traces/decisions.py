@@ -60,9 +60,8 @@ class Decisions:
             start = min(start, max(decision.seconds, self._end_seconds))
         else:  # an engine counts observing the last step to this one, before which requests may come
             start += observe_seconds
-        start = max(
-            start, self._start_seconds
-        )  # clocks are read one after another: steps stay in order
+        # Clocks are read one after another; steps stay in order.
+        start = max(start, self._start_seconds)
         self._num_observed = place + 1
         self._start_seconds, self._end_seconds = start, start + total
         if _was_for_more(decision, observation):
