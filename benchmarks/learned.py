@@ -2,8 +2,8 @@
 
     python -m benchmarks.learned [--json] [--seeds N]     about 10 minutes
 
-Prediction, recorded live: the bundled pair decodes in 8 settings. Models are trained on these runs, or
-on the bundled trace `mixed`, and scored on runs of other prompts. Log losses depend on no clock;
+Prediction, recorded live: the bundled pair decodes in 8 settings. Models are trained on traces of these runs
+with acceptance tables, or on the bundled trace `mixed`, as `sdcontrol train` does, and scored on runs of other prompts. Log losses depend on no clock;
 errors of step times do, and a busy machine makes them larger for both sides. Both forecasts are made
 before a step, of the same steps by the same rule; nothing is trimmed. The median error says how close
 the usual step is; the mean absolute log error counts the far ones too, from which wrong plans
@@ -21,6 +21,8 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from scipy import stats
@@ -28,17 +30,17 @@ from scipy import stats
 from benchmarks.learned_runs import SETTINGS, Decode, Recordings, decode, made_up
 from benchmarks.measuring import write_results
 from benchmarks.simulated_regret import BATCH_SIZES, KINDS, MACHINES
-from sdcontrol.core import Cost, FloatArray, Observation
+from sdcontrol.core import Cost, FloatArray
 from sdcontrol.policies import Policy
 from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_model import LearnedModel, fit
 from sdcontrol.policies.learned_scores import losses, step_errors, summary
 from sdcontrol.traces.bundled import bundled_trace
+from sdcontrol.traces.drawn import drawn_runs
 from sdcontrol.traces.fitted_times import FittedTimes
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.what_if import settings_of, workload_of
 
-Runs = Mapping[str, Sequence[Observation]]
 _TRAINED_SEED, _JUDGED_SEED = 1, 2
 _BUNDLED = ("mixed", "static", "roofline", "smartspec", "heuristic", "off")
 _RECORDED_BATCHES = (1, 2, 4, 8)
@@ -46,29 +48,34 @@ _RECORDED_BATCHES = (1, 2, 4, 8)
 
 def predictions(recordings: Recordings) -> tuple[list[dict[str, object]], LearnedModel]:
     """Every trained model on every group of judged runs; and the model of the live runs."""
-    live, judged = (
-        {setting.name: recordings.record(setting, seed) for setting in SETTINGS}
-        for seed in (_TRAINED_SEED, _JUDGED_SEED)
-    )
-    bundled = {name: list(Trace(bundled_trace(name)).observations()) for name in _BUNDLED}
+    live = [recordings.record(setting, _TRAINED_SEED, has_table=True) for setting in SETTINGS]
+    judged = [recordings.record(setting, _JUDGED_SEED) for setting in SETTINGS]
+    bundled = [Trace(bundled_trace(name)) for name in _BUNDLED]
     roofline = recordings.roofline()
-    of_live, of_mixed = fit(list(live.values())), fit([bundled["mixed"]])
+    of_live, of_mixed = _trained(live), _trained(bundled[:1])
     results = [
         *_scored("live runs", of_live, "other live runs", judged, roofline),
         *_scored("live runs", of_live, "bundled traces", bundled, roofline),
-        *_scored("bundled:mixed", of_mixed, "live runs", {**live, **judged}, roofline),
+        *_scored("bundled:mixed", of_mixed, "live runs", [*live, *judged], roofline),
     ]
     return results, of_live
 
 
+def _trained(traces: Sequence[Trace]) -> LearnedModel:
+    """As `sdcontrol train` does."""
+    drawn = [run for trace in traces for run in drawn_runs(trace)]
+    return fit([list(trace.observations()) for trace in traces], drawn=drawn)
+
+
 def _scored(
-    trained_on: str, model: LearnedModel, judged_on: str, runs: Runs, roofline: Cost
+    trained_on: str, model: LearnedModel, judged_on: str, traces: Sequence[Trace], roofline: Cost
 ) -> Iterator[dict[str, object]]:
     """One line per prior of the online cost."""
-    loss = np.concatenate([losses(model, run) for run in runs.values()])
+    runs = [list(trace.observations()) for trace in traces]
+    loss = np.concatenate([losses(model, run) for run in runs])
     for prior in (None, roofline):
-        errors = {name: step_errors(model, run, prior) for name, run in runs.items()}
-        found = summary(loss, np.concatenate(list(errors.values())))
+        errors = [step_errors(model, run, prior) for run in runs]
+        found = summary(loss, np.concatenate(errors))
         yield {
             "what": "prediction",
             "trained_on": trained_on,
@@ -79,7 +86,7 @@ def _scored(
             "steps": found.steps,
             "median_step_error": _pair(found.learned_step_error, found.online_step_error),
             "mean_log_step_error": _pair(found.learned_step_log_error, found.online_step_log_error),
-            "runs_with_smaller_mean_log_error": f"{_wins(errors.values())} of {len(errors)}",
+            "runs_with_smaller_mean_log_error": f"{_wins(errors)} of {len(errors)}",
         }
 
 
@@ -157,7 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=4, help="of every simulated cell")
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/learned.json")
     options = parser.parse_args(arguments)
-    results, model = predictions(Recordings())
+    with TemporaryDirectory() as folder:
+        results, model = predictions(Recordings(Path(folder)))
     for found in results:
         print(found, flush=True)
     cells = []

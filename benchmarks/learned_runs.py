@@ -1,21 +1,27 @@
 """What `benchmarks.learned` learns from and judges on: live recordings and simulated decodes."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from benchmarks.keeping import Keeping
 from benchmarks.simulated_regret import MACHINES
 from benchmarks.simulated_regret import workload_of as made_up_texts
 from sdcontrol.controller import Controller
 from sdcontrol.core import Observation
 from sdcontrol.engine.bundled import KINDS, held_out_prompts, load_bundled, load_bundled_tokenizer
 from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.request import Request
 from sdcontrol.estimators.hardware import measure
 from sdcontrol.estimators.roofline import Forward, RooflineCost
 from sdcontrol.estimators.shapes import from_config
+from sdcontrol.integrations.acceptance import add_acceptance_table
+from sdcontrol.integrations.recording import facts_of_run
 from sdcontrol.policies import Policy
+from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.recorder import Recorder
 from sdcontrol.traces.simulate import Simulation, SimulationSettings
 from sdcontrol.traces.step_times import CostTimes, NoisyTimes, StepTimes
 from sdcontrol.traces.workload import Workload
@@ -55,35 +61,53 @@ SETTINGS = (
 
 
 class Recordings:
-    """Runs of the bundled pair on this machine, of all kinds of texts, half of them sampled."""
+    """Runs of the bundled pair on this machine, of all kinds of texts, half of them sampled.
 
-    def __init__(self) -> None:
+    Traces go to a folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         torch.set_num_threads(1)
         names = ("target", "draft")
         self._target, self._draft = (load_bundled(n, dtype=torch.float32) for n in names)
         self._tokenizer = load_bundled_tokenizer()
 
-    def record(self, setting: Setting, seed: int) -> list[Observation]:
-        """Decode once, live. No prompt is that of another seed."""
-        planner = Keeping(setting.policy)
+    def record(self, setting: Setting, seed: int, *, has_table: bool = False) -> Trace:
+        """Decode once, live, and record; no prompt is that of another seed.
+
+        With its acceptance table, computed afterwards, where it `has_table`.
+        """
+        path = self._folder / f"{setting.name}, seed {seed}"
         room = 2 * setting.batch * (setting.prompt_tokens + setting.new_tokens + 64)
         config = EngineConfig(
             max_batch_size=setting.batch, max_prefill_tokens=_PREFILL_TOKENS, kv_tokens=room
         )
-        drafters = ["ngram", "sparse_kv:128", self._draft]
-        engine = Engine(self._target, drafters=drafters, planner=planner, config=config)
-        for number in range(setting.num_requests):
+        drafters: list[DrafterSpec] = ["ngram", "sparse_kv:128", self._draft]
+        with Recorder(Controller(setting.policy), path, keep_token_ids=has_table) as recorder:
+            engine = Engine(self._target, drafters=drafters, planner=recorder, config=config)
+            recorder.describe(facts_of_run(engine, drafters))
+            requests = self._decode(engine, setting, seed)
+            engine.close()
+        if has_table:
+            add_acceptance_table(path, self._target, drafters, requests, config=config)
+        return Trace(path)
+
+    def _decode(self, engine: Engine, setting: Setting, seed: int) -> list[Request]:
+        names = [
             engine.submit(
                 self._prompt(setting, number, seed),
                 seed=number,
                 do_sample=number % 2 == 1,
                 max_new_tokens=setting.new_tokens,
             )
+            for number in range(setting.num_requests)
+        ]
+        requests = [engine.requests[name] for name in names]
         while engine.has_work:
             engine.step()
             engine.take_events()
-        engine.close()
-        return planner.observations
+        return requests
 
     def roofline(self) -> RooflineCost:
         """Of the two models, from their shapes and this machine's measured ceilings."""

@@ -31,8 +31,9 @@ from sdcontrol.engine.request import Request
 from sdcontrol.errors import TraceError
 from sdcontrol.integrations.acceptance import add_acceptance_table
 from sdcontrol.integrations.recording import facts_of_run
-from sdcontrol.policies.learned_model import save, train
+from sdcontrol.policies.learned_model import fit, save
 from sdcontrol.traces import bundled
+from sdcontrol.traces.drawn import drawn_runs
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.recorder import Recorder
 from sdcontrol.traces.replay import ReplayReport, replay_exactly
@@ -95,7 +96,8 @@ def _runs(output: Path, scratch: Path) -> Iterator[_Run]:
     yield _Run("roofline", "roofline")
     for kind in _ONE_DRAFTER:
         yield _Run(kind, {"kind": kind, "drafter": "draft_model"})
-    save(train(list(Trace(output / mixed.name).observations())), scratch / "policy.skops")
+    trace = Trace(output / mixed.name)
+    save(fit([list(trace.observations())], drawn=drawn_runs(trace)), scratch / "policy.skops")
     yield _Run("learned", {"kind": "learned", "model": scratch / "policy.skops"})
 
 

@@ -222,6 +222,7 @@ def test_a_trained_policy_can_be_replayed(command: Command, tmp_path: Path) -> N
     assert f"median error {scores['learned_step_error']:.1%}" in out
     assert record["is_better_than_online"] == ("beware: it foresees acceptance" not in out)
     assert record["prices_better_than_online"] == ("beware: it prices steps" not in out)
+    assert f"also from {record['num_drawn_steps']} steps with drafters and lengths drawn" in out
     assert "must not be used" in out
     for name, (low, high) in record["limits"].items():
         assert low < high

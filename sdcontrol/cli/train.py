@@ -50,10 +50,12 @@ def run(options: argparse.Namespace) -> int:
     from sdcontrol.experiments.training import learn
     from sdcontrol.outcomes import DEPTH
     from sdcontrol.policies.learned_model import save
+    from sdcontrol.traces.drawn import drawn_runs
 
     facts = [trace.header.controller for trace in traces]
     most = max((known.max_draft_tokens for known in facts if known is not None), default=DEPTH)
-    model, report = learn([list(trace.observations()) for trace in traces], most)
+    drawn = [run for trace in traces for run in drawn_runs(trace)]
+    model, report = learn([list(trace.observations()) for trace in traces], most, drawn)
     save(model, Path(options.output))
     print(*_lines(report), sep="\n")
     print(f"saved: use it as --policy learned:{options.output}")
@@ -78,6 +80,11 @@ def _lines(report: "TrainingReport") -> Iterator[str]:
         f"learnt from {report.num_runs} traces: {report.num_steps} steps of {report.num_requests} "
         "requests"
     )
+    if report.num_drawn_steps:
+        yield (
+            f"acceptance also from {report.num_drawn_steps} steps with drafters and lengths drawn at "
+            "random, by the acceptance tables"
+        )
     yield from _acceptance(report)
     yield from _step_time(report)
     yield f"where it must not be used, and goodput's own estimates stand: {_outside(report)}"

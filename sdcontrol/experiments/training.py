@@ -8,6 +8,7 @@ nothing of files.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -72,6 +73,7 @@ class TrainingReport:
     num_runs: int
     num_steps: int
     num_requests: int
+    num_drawn_steps: int  # that acceptance was learnt from too
     num_folds: int
     scores: HeldOut
     weights: Mapping[str, Mapping[str, float]]  # by arm, then by feature
@@ -98,21 +100,28 @@ class TrainingReport:
         }
 
 
-def learn(runs: Sequence[Run], max_draft_tokens: int = 8) -> tuple[LearnedModel, TrainingReport]:
+def learn(
+    runs: Sequence[Run], max_draft_tokens: int = 8, drawn: Sequence[Run] = ()
+) -> tuple[LearnedModel, TrainingReport]:
     """The model of all runs, and how such a model does on what it did not see.
 
-    Raises `ConfigError` where there is too little to learn from, or to judge by.
+    Of `drawn` runs (`traces.drawn`) acceptance is learnt too; what is judged was recorded. Raises `ConfigError`
+    where there is too little to learn from, or to judge by.
     """
     names = sorted({name for run in runs for name in _requests(run)})
     if len(names) < 2:
         raise ConfigError(f"{len(names)} requests; training is judged by request, give at least 2")
-    model = fit(runs, max_draft_tokens)
+    model = fit(runs, max_draft_tokens, drawn)
     return model, TrainingReport(
         num_runs=len(runs),
         num_steps=sum(len(run) for run in runs),
         num_requests=sum(len(_requests(run)) for run in runs),
+        num_drawn_steps=sum(len(run) for run in drawn),
         num_folds=_FOLDS,
-        scores=summary(_losses(runs, names, max_draft_tokens), _errors(model, runs)),
+        scores=summary(
+            _losses(_outcomes(runs, max_draft_tokens), _outcomes(drawn, max_draft_tokens), names),
+            _errors(model, runs),
+        ),
         weights={
             arm: dict(zip(FEATURES, map(float, learned.weights), strict=True))
             for arm, learned in sorted(model.acceptance.items())
@@ -133,16 +142,23 @@ def _arms_of(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(sorted(drafted | {arm for o in seen for arm in o.shadow}))
 
 
-def _losses(runs: Sequence[Run], names: Sequence[str], max_draft_tokens: int) -> FloatArray:
-    """Of every draft token, `[tokens, 2]`: learned from other requests, and online."""
-    seen = [pair for run in runs for pair in outcomes_of(run, max_draft_tokens)]
+def _outcomes(runs: Sequence[Run], max_draft_tokens: int) -> list[tuple[str, Outcome]]:
+    return [pair for run in runs for pair in outcomes_of(run, max_draft_tokens)]
+
+
+def _losses(
+    seen: Sequence[tuple[str, Outcome]],
+    drawn: Sequence[tuple[str, Outcome]],
+    names: Sequence[str],
+) -> FloatArray:
+    """Of every draft token seen, `[tokens, 2]`: learned from other requests, and online."""
     if not seen:
         raise ConfigError("no verified chains of draft tokens; train on traces that drafted")
     order = np.random.default_rng(0).permutation(len(names))
     fold_of = {names[place]: number % _FOLDS for number, place in enumerate(order)}
     found = []
     for fold in range(_FOLDS):
-        weights = fit_arms(pair for pair in seen if fold_of[pair[1].request] != fold)
+        weights = fit_arms(p for p in chain(seen, drawn) if fold_of.get(p[1].request) != fold)
         held = [pair for pair in seen if fold_of[pair[1].request] == fold]
         found += [_pair_of_losses(outcome, weights.get(arm)) for arm, outcome in held]
     return np.array(found)

@@ -7,6 +7,7 @@ of scikit-learn runs while decoding: what was learnt goes into the compiled call
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,15 @@ def train(observations: Sequence[Observation], max_draft_tokens: int = DEPTH) ->
     return fit([observations], max_draft_tokens)
 
 
-def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = DEPTH) -> LearnedModel:
+def fit(
+    runs: Iterable[Sequence[Observation]],
+    max_draft_tokens: int = DEPTH,
+    drawn: Iterable[Sequence[Observation]] = (),
+) -> LearnedModel:
     """Fit acceptance and step time to runs, the observations of each in order.
 
-    Raises `ConfigError` where there is too little to learn from.
+    `drawn`: further runs, of which acceptance alone is learnt, as `traces.drawn` makes them. Raises `ConfigError`
+    where there is too little to learn from.
     """
     kept = [list(run) for run in runs]
     timed = [o for run in kept for o in run if is_timed(o)]
@@ -78,7 +84,9 @@ def fit(runs: Iterable[Sequence[Observation]], max_draft_tokens: int = DEPTH) ->
         cost=fit_cost(kept),
         prices=prices,
         cost_error=error,
-        acceptance=fit_arms(pair for run in kept for pair in outcomes_of(run, max_draft_tokens)),
+        acceptance=fit_arms(
+            pair for run in chain(kept, drawn) for pair in outcomes_of(run, max_draft_tokens)
+        ),
         low=low - spare,
         high=high + spare,
     )
