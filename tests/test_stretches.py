@@ -14,11 +14,16 @@ ARMS = ("ngram", "draft_model")
 
 
 def observed(
-    step: int, arms: dict[str, str | None], *, emitted: int = 2, lag: int = 8
+    step: int,
+    arms: dict[str, str | None],
+    *,
+    emitted: int = 2,
+    lag: int = 8,
+    remaining: int = 400,
 ) -> Observation:
     """By request, what it drafted a token with."""
     hints = {"ngram": Hint(8, 1), "draft_model": Hint(catch_up_tokens=lag)}
-    requests = tuple(RequestView(name, 900, 500, 400, 0.0, ARMS, hints) for name in arms)
+    requests = tuple(RequestView(name, 900, 500, remaining, 0.0, ARMS, hints) for name in arms)
     choices = tuple(Choice.off() if arm is None else Choice.of(arm, 1) for arm in arms.values())
     one, accepted = (1,) * len(arms), (emitted - 1,) * len(arms)
     view, timing = BatchView(step, requests, 1000), Timing({}, 0.01)
@@ -48,7 +53,7 @@ def test_whoever_goes_on_has_shown_no_end() -> None:
     ended = Stretches(64)
     for step in range(200):
         ended.update(observed(step, {f"r{step}": "draft_model"}))
-    assert ended.horizon == (64.0, 64.0)
+    assert ended.horizon == (64.0, 64.0, 1.0)  # and no request's first catch-up was seen
 
 
 def test_long_stretches_and_none_at_all_stay_within_the_setting() -> None:
@@ -59,7 +64,41 @@ def test_long_stretches_and_none_at_all_stay_within_the_setting() -> None:
     assert nothing.horizon[1] == 1.0
 
 
-def test_turns_that_do_not_pay_are_taken_no_more_and_a_first_catch_up_as_before() -> None:
+def shares(stretches: Stretches, uses: int, *, requests: int = 100, first_lag: int = 800) -> float:
+    """The share, after requests that had 40 tokens to go each got 2 from a draft model, `uses` times."""
+    for number in range(requests):
+        for use in range(uses):
+            lag = first_lag if not use else 0
+            seen = observed(use, {f"r{number}": "draft_model"}, lag=lag, remaining=40 - 2 * use)
+            stretches.update(seen)
+        stretches.update(observed(uses, {f"r{number}": "ngram"}, remaining=40 - 2 * uses))
+    return stretches.horizon[2]
+
+
+@pytest.mark.parametrize(("uses", "share"), [(1, 0.05), (5, 0.25), (20, 1.0)])
+def test_a_first_catch_up_is_spread_over_what_requests_get_of_the_tokens_to_go(
+    uses: int, share: float
+) -> None:
+    assert shares(Stretches(64), uses) == pytest.approx(share, abs=0.02)
+
+
+def test_requests_that_were_caught_up_all_along_say_nothing_of_first_catch_ups() -> None:
+    assert shares(Stretches(64), 5, first_lag=8) == 1.0
+
+
+def test_a_share_that_kept_everybody_away_is_forgotten() -> None:
+    """In thousands of steps, since whoever comes back pays for it."""
+    stretches = Stretches(64)
+    few = shares(stretches, 1)
+    for step in range(1000):
+        stretches.update(observed(step, {"r": "ngram"}))
+    assert few < stretches.horizon[2] < 0.2
+    for step in range(20_000):
+        stretches.update(observed(step, {"r": "ngram"}))
+    assert stretches.horizon[2] > 0.9
+
+
+def test_turns_and_first_catch_ups_that_do_not_pay_are_taken_no_more() -> None:
     """A token of two, after a lag of 30 that takes as long as three steps."""
 
     class Lagging(DrawnCost):
@@ -82,3 +121,6 @@ def test_turns_that_do_not_pay_are_taken_no_more_and_a_first_catch_up_as_before(
     after(policy.stretches, ["draft_model", "ngram"] * 100)
     assert drafter(policy, 30) is None
     assert drafter(policy, 2) == drafter(policy, 80) == "draft_model"
+    shares(policy.stretches, 1)
+    assert drafter(policy, 80) is None  # of 90 tokens to go a request gets 4
+    assert drafter(policy, 2) == "draft_model"

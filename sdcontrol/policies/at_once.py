@@ -125,7 +125,7 @@ def _believe(
     "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
     "Tuple((float64[::1], boolean[:,::1])), "
     f"Tuple(({TERMS}, {CORRECTION}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
-    "Tuple((float64, float64, float64, float64, int64, UniTuple(float64, 2))))"
+    "Tuple((float64, float64, float64, float64, int64, UniTuple(float64, 3))))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
@@ -196,7 +196,7 @@ def _refined(
     posed = pose(survival, (context, remaining, limits, may), (own, budgets, family))
     by_line = np.zeros((0, 0)), lines
     rounds, catch_up = price(
-        posed, by_line, (nothing, remaining), (own, family), ((1.0, 1.0), padding)
+        posed, by_line, (nothing, remaining), (own, family), ((1.0, 1.0, 1.0), padding)
     )
     done, seconds = spent(rounds, family, arm, drafted)
     load = kv_tokens, float(len(context))

@@ -55,8 +55,8 @@ class Goodput(Policy):
     """Maximises gain / step; beside a prefill chunk, gain - (the price of a second, see `prompts`) * step.
 
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
-    time, and other lengths, where all steps are alike. A catch-up is spread over at most `catch_up_horizon_tokens`,
-    a request's later ones over those that they served lately (`stretches`). Where
+    time, and other lengths, where all steps are alike. A catch-up is spread over the tokens that catch-ups served
+    lately (`stretches`), at most `catch_up_horizon_tokens`. Where
     `waits_for_slowest` a token counts by what it saves of the batch's time (`weighing`).
     """
 

@@ -19,8 +19,9 @@ _POSED = "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], float64[::1], i
 
 Prices = tuple[FloatArray, FloatArray]
 
-Horizon = tuple[float, float]
-"""Tokens that a catch-up is charged to at most: a request's first, and any later one."""
+Horizon = tuple[float, float, float]
+"""Tokens that a catch-up is charged to at most: any, and one that is not the request's first; and the share of
+those to go that a request gets from a drafter after its first."""
 
 
 @compiled(
@@ -68,21 +69,21 @@ def _rounds_on_lines(lines: FloatArray, means: FloatArray, batch: int) -> FloatA
     return rounds
 
 
-@compiled("float64(UniTuple(int64, 2), float64, float64, UniTuple(float64, 2))", is_inlined=True)
+@compiled("float64(UniTuple(int64, 2), float64, float64, UniTuple(float64, 3))", is_inlined=True)
 def charged(request: tuple[int, int], context: float, tokens: float, horizon: Horizon) -> float:
     """The share of a catch-up that is charged to a step that may emit `tokens`, of a request that lags by so
     many tokens, has so many to go, and a `context`; one that lags by less than half of that did not before.
     """
     lag, remaining = request
-    first, again = horizon
-    most = min(first, again) if 2 * lag < context else first
-    return min(tokens / max(min(float(remaining), most), 1.0), 1.0)
+    most, again, share = horizon
+    served = min(float(remaining), again) if 2 * lag < context else share * remaining
+    return min(tokens / max(min(served, most), 1.0), 1.0)
 
 
 @compiled(
     f"UniTuple(float64[:,::1], 2)({_POSED}, UniTuple(float64[:,::1], 2), "
     "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), "
-    "Tuple((UniTuple(float64, 2), float64)))",
+    "Tuple((UniTuple(float64, 3), float64)))",
     is_inlined=True,
 )
 def price(

@@ -35,7 +35,7 @@ __all__ = [
 
 
 _NO_TABLE: FloatArray = np.zeros((0, 0))
-_AT_ONCE: Horizon = 1.0, 1.0
+_AT_ONCE: Horizon = 1.0, 1.0, 1.0
 
 
 class Layout(NamedTuple):
@@ -52,8 +52,7 @@ def read(view: BatchView, belief: Belief, horizon: Horizon) -> Problem | None:
     """The problem of one step; None where nobody can draft.
 
     A catch-up of seconds c is charged to the step in proportion to the tokens that it serves:
-    c * (most tokens that the step can emit) / min(remaining tokens, horizon), at most c; `horizon` says
-    how many those may be for a request's first catch-up, and for others.
+    c * (most tokens that the step can emit) / min(those of the remaining that it serves, horizon), at most c.
     """
     columns, cost = columns_of(view), belief.cost
     layout = layout_of(columns.arms, tuple(belief.survival))

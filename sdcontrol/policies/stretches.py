@@ -1,19 +1,21 @@
-"""How many tokens a request gets from a drafter that had to catch up before it uses something else.
+"""How many tokens a request gets from a drafter that had to catch up.
 
-What a drafter's cache lacks is computed in the first round of such a stretch. A request's first catch-up,
-of its prompt mostly, may serve it for long; later ones, where drafters take turns, serve a stretch of a few
-tokens each, and whoever spreads them over more takes turns that do not pay. Knows nothing of
-costs or of how plans are made. A fold over observations.
+What a drafter's cache lacks is computed in the first round of a stretch of drafting with it. A request's first
+catch-up, of its prompt mostly, serves all stretches that it still has, which together are a share of the tokens
+to go; later ones, where drafters take turns, serve a stretch of a few tokens each. Whoever spreads either
+over more takes turns that do not pay. Knows nothing of costs or of how plans are made. A fold over
+observations.
 """
 
 from typing import NamedTuple
 
-from sdcontrol.core import Hint, Observation
+from sdcontrol.core import Hint, Observation, RequestView
 from sdcontrol.policies.posing import Horizon
 
 __all__ = ["Stretches"]
 
-_RATE = 1.0 / 16.0  # of an average of stretches
+_RATE = 1.0 / 16.0  # of an average of stretches, or of requests
+_DRIFT = 1.0 / 8192.0  # of the share, per step in which nobody drafts with what has to catch up
 _UP_TO_DATE = Hint()
 
 
@@ -22,40 +24,70 @@ class _Stretch(NamedTuple):
     tokens: int  # emitted
 
 
+class _Use(NamedTuple):
+    possible: int  # tokens to go when it caught up first
+    tokens: int  # of those, emitted in steps that drafted with what had to
+
+
 class Stretches:
-    """The tokens of a stretch, running; `most_tokens` until some were seen, and at most."""
+    """Running averages, at their most until something was seen: of tokens `most_tokens`, of shares 1."""
 
     def __init__(self, most_tokens: int = 64) -> None:
         self.most_tokens = most_tokens
-        self.mean_tokens = float(most_tokens)
+        self.mean_tokens = float(most_tokens)  # of a stretch
+        self.share = 1.0  # of what a request had to go
         self._current: dict[str, _Stretch] = {}  # by request
+        self._uses: dict[str, _Use] = {}  # by request that caught up a first time
         self._caught_up: set[str] = set()  # arms that had to
         self._looked_up: set[str | None] = {None}  # arms that have nothing to catch up with
 
     @property
     def horizon(self) -> Horizon:
-        """What plans may spread a request's first catch-up over, and others, in tokens."""
-        return float(self.most_tokens), min(max(self.mean_tokens, 1.0), float(self.most_tokens))
+        """What plans may spread catch-ups over."""
+        most = float(self.most_tokens)
+        return most, min(max(self.mean_tokens, 1.0), most), self.share
 
     def update(self, observation: Observation) -> None:
         """Take note of who went on with what."""
-        choices, before = observation.plan.choices, self._current
-        if not before and {choice.drafter for choice in choices} <= self._looked_up:
+        choices = observation.plan.choices
+        nobody = {choice.drafter for choice in choices} <= self._looked_up
+        if nobody:
+            self.share += _DRIFT * (1.0 - self.share)  # texts change, and nobody would notice
+        if nobody and not self._current:
             return  # as most steps: quickly
-        self._current = {}
+        before, self._current = self._current, {}
         rows = zip(observation.view.requests, choices, observation.emitted, strict=True)
         for request, choice, emitted in rows:
             arm, going = choice.drafter, before.get(request.id)
             if going is not None and going.arm != arm:  # of those that end nobody knows
                 self.mean_tokens += _RATE * (going.tokens - self.mean_tokens)
                 going = None
-            if arm is None:
-                continue
-            hint = request.hints.get(arm, _UP_TO_DATE)
-            if hint.match_tokens is not None:
-                self._looked_up.add(arm)
-            elif hint.catch_up_tokens > 0:
-                self._caught_up.add(arm)
-            if arm in self._caught_up:
+            if arm is not None and self._has_to_catch_up(request, arm):
                 tokens = emitted if going is None else going.tokens + emitted
                 self._current[request.id] = _Stretch(arm, tokens)
+                self._use(request, arm, emitted)
+        if not nobody:
+            self._settle({request.id for request in observation.view.requests})
+
+    def _has_to_catch_up(self, request: RequestView, arm: str) -> bool:
+        """Whether `arm` ever had to."""
+        hint = request.hints.get(arm, _UP_TO_DATE)
+        if hint.match_tokens is not None:
+            self._looked_up.add(arm)
+        elif hint.catch_up_tokens > 0:
+            self._caught_up.add(arm)
+        return arm in self._caught_up
+
+    def _use(self, request: RequestView, arm: str, emitted: int) -> None:
+        lag = request.hints.get(arm, _UP_TO_DATE).catch_up_tokens
+        use = self._uses.get(request.id)
+        if use is None and 2 * lag >= request.context_tokens:
+            use = _Use(request.remaining_tokens, 0)
+        if use is not None:
+            self._uses[request.id] = _Use(use.possible, use.tokens + emitted)
+
+    def _settle(self, here: set[str]) -> None:
+        """Count requests that ended."""
+        for ended in [name for name in self._uses if name not in here]:
+            use = self._uses.pop(ended)
+            self.share += _RATE * (min(use.tokens / use.possible, 1.0) - self.share)
