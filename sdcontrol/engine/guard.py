@@ -5,6 +5,7 @@ nothing of drafters or models.
 """
 
 import time
+from collections import Counter
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
 from sdcontrol.logs import EventLog
@@ -20,6 +21,7 @@ class PlannerGuard:
     def __init__(self, planner: Planner | None) -> None:
         self._planner = planner
         self._faults: list[str] = []
+        self._failures: Counter[str] = Counter()  # by verb
         self.observe_seconds = 0.0  # that observing took since they were taken
 
     @property
@@ -129,7 +131,11 @@ class PlannerGuard:
         self._faults.extend(getattr(self._planner, "take_faults", tuple)())
 
     def _fault(self, verb: str, error: Exception) -> None:
-        log.warning("planner_failed", verb=verb, error=repr(error))
+        """Note it; log the 1st, 2nd, 4th, 8th ... of a verb: a planner may fail in every step."""
+        self._failures[verb] += 1
+        times = self._failures[verb]
+        if times.bit_count() == 1:
+            log.warning("planner_failed", verb=verb, error=repr(error), times=times)
         self._faults.append(f"planner failed to {verb}: {error!r}")
 
 
