@@ -22,13 +22,14 @@ __all__ = ["drawn_runs"]
 _TIMES = CostTimes(LinearCost(1e-2, 1e-4))
 _LONGEST = 8  # tokens of a draft
 _LEAST_STEPS, _MOST_RUNS = 1000, 12
+_MOST_STEPS = 20_000  # of a run
 
 
 def drawn_runs(trace: Trace) -> list[list[Observation]]:
-    """The observations of each run, 1000 steps or more in all, of 12 runs at most.
+    """The observations of each run: as many runs as make 1000 steps, 12 at most, and of each 20,000 steps at most.
 
-    None where the trace cannot answer for drafts that were not made. Runs differ in what was drawn, and are the same
-    every time. Raises `TraceError` where the trace is damaged.
+    No runs where the trace cannot answer for drafts that were not made. They differ in what was drawn, and are the
+    same every time. Raises `TraceError` where the trace is damaged.
     """
     runs: list[list[Observation]] = []
     try:
@@ -42,8 +43,8 @@ def drawn_runs(trace: Trace) -> list[list[Observation]]:
 
 
 def _observations(simulation: Simulation) -> list[Observation]:
-    seen = []
-    while simulation.has_work:
+    seen: list[Observation] = []
+    while simulation.has_work and len(seen) < _MOST_STEPS:
         seen.append(simulation.step())
     return seen
 
