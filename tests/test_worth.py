@@ -243,7 +243,7 @@ def test_a_text_of_easy_and_hard_parts_is_gone_through_sooner() -> None:
     assert weighed > 1.01 * alone
 
 
-@pytest.mark.parametrize(("machine", "least"), [("gpu", 1.02), ("large", 1.03), ("small", 1.02)])
+@pytest.mark.parametrize(("machine", "least"), [("gpu", 1.02), ("large", 1.025), ("small", 1.02)])
 def test_a_batch_that_nothing_follows_ends_sooner(machine: str, least: float) -> None:
     """Simulated, seeds fixed: a failure is a change of decisions. One seed alone moves by some 3 %, three by 2."""
     found = [measure_closed(machine, 6, "mixed", seed) for seed in range(0, 6 * 64, 64)]
