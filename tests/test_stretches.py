@@ -82,6 +82,15 @@ def test_a_first_catch_up_is_spread_over_what_requests_get_of_the_tokens_to_go(
     assert shares(Stretches(64), uses) == pytest.approx(share, abs=0.02)
 
 
+def test_names_may_be_used_again() -> None:
+    """As by whoever generates again and again with one controller: each use of a name counts."""
+    stretches = Stretches(64)
+    for _ in range(100):
+        stretches.update(observed(0, {"request-0": "draft_model"}, lag=800, remaining=40))
+        stretches.update(observed(1, {"request-0": "ngram"}, remaining=38))
+    assert stretches.horizon[2] == pytest.approx(0.05, abs=0.02)
+
+
 def test_requests_that_were_caught_up_all_along_say_nothing_of_first_catch_ups() -> None:
     assert shares(Stretches(64), 5, first_lag=8) == 1.0
 

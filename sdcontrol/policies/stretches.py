@@ -80,14 +80,18 @@ class Stretches:
 
     def _use(self, request: RequestView, arm: str, emitted: int) -> None:
         lag = request.hints.get(arm, _UP_TO_DATE).catch_up_tokens
-        use = self._uses.get(request.id)
-        if use is None and 2 * lag >= request.context_tokens:
-            use = _Use(request.remaining_tokens, 0)
-        if use is not None:
+        if 2 * lag >= request.context_tokens:
+            self._end(request.id)  # a name may be used again
+            self._uses[request.id] = _Use(request.remaining_tokens, emitted)
+        elif (use := self._uses.get(request.id)) is not None:
             self._uses[request.id] = _Use(use.possible, use.tokens + emitted)
 
     def _settle(self, here: set[str]) -> None:
-        """Count requests that ended."""
         for ended in [name for name in self._uses if name not in here]:
-            use = self._uses.pop(ended)
+            self._end(ended)
+
+    def _end(self, name: str) -> None:
+        """Count what a request got, if it ever caught up."""
+        use = self._uses.pop(name, None)
+        if use is not None:
             self.share += _RATE * (min(use.tokens / use.possible, 1.0) - self.share)
