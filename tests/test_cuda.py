@@ -124,8 +124,13 @@ def test_the_text_is_the_same_with_graphs_kernels_and_drafts_of_every_kind(
     told = {tuple(prompt): text for prompt, text in zip(PROMPTS, known, strict=True)}
     trees = TextDrafter(told, wrong_every=4, as_tree=True)
     drafters = ("ngram", "sparse_kv:64:scored", on_same_device(model), trees)
-    for cuda_graphs, overlap in ((False, False), (True, False), (True, True)):
-        settings = {"cuda_graphs": cuda_graphs, "overlap": overlap}
+    for cuda_graphs, overlap, compiles in (
+        (False, False, False),
+        (True, False, False),
+        (True, True, False),
+        (True, True, True),
+    ):
+        settings = {"cuda_graphs": cuda_graphs, "overlap": overlap, "compile_layers": compiles}
         engine = engine_of(model, drafters, RandomPlanner(2), **settings)
         assert texts_of(engine, do_sample=do_sample) == known
         stats = engine.stats.graphs

@@ -54,7 +54,7 @@ from benchmarks.gpu.floors import (
     weight_bytes,
 )
 from benchmarks.gpu.magicdec import best_bound
-from benchmarks.gpu.models import compile_pieces, llama_config, random_llama
+from benchmarks.gpu.models import llama_config, random_llama
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.gpu.plain import target_ratio
 from benchmarks.gpu.promise import RIVAL, figures_of, fixed_specs, screened
@@ -80,7 +80,6 @@ from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.graphs import forward_bytes, largest_forward_bytes
 from sdcontrol.engine.kernels.splits import SplitPlan
 from sdcontrol.engine.kv_cache import LayerShape
-from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.verify import CoupledVerifier
 from sdcontrol.errors import DrafterFault
@@ -1025,29 +1024,6 @@ def test_random_models_have_exactly_the_shape_and_finite_logits(is_tied: bool) -
     swapped = ids.flip(1)
     swapped[0, -1] = ids[0, -1]
     assert not torch.allclose(model(swapped).logits[0, -1], out[0, -1])  # positions count
-
-
-def test_compiled_pieces_are_compiled_for_all_layers_together_and_change_no_text() -> None:
-    compilations = 0
-
-    def count(module: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
-        nonlocal compilations
-        compilations += 1
-        return module
-
-    texts, counts = [], []
-    for layers in (0, 2, 6):  # the first without
-        shape = replace(SMALL.target, num_layers=layers or 6)
-        model = random_llama(shape, device=torch.device("cpu"), dtype=torch.float32, seed=0)
-        if layers:
-            compile_pieces(model, count)
-        with Engine(model, config=EngineConfig(kv_tokens=512)) as engine:
-            for length in (5, 40):
-                engine.submit(list(range(16, 16 + length)), max_new_tokens=6, do_sample=False)
-            texts.append([request.output for request in engine.run().values()])
-        counts.append(compilations)
-    assert texts[2] == texts[0]
-    assert 0 < counts[1] == counts[2]  # six layers need no further one
 
 
 def test_steps_whose_verdicts_are_compared_have_some_of_every_kind() -> None:

@@ -201,11 +201,11 @@ def _texts(bench: Bench) -> CellFigures:
 
 
 def _graphs(bench: Bench) -> CellFigures:
-    """Raises `RuntimeError` where a capture failed: eager would be compared with itself."""
+    """With layers compiled. Raises `RuntimeError` where a capture failed: eager would be compared with itself."""
     model, prompts = _model(bench), _prompts()
     figures, used = [], {}
     for arm in _ARMS:
-        texts, graphs = _decode(bench, model, prompts, arm)
+        texts, graphs = _decode(bench, model, prompts, arm, compile_layers=True)
         if not graphs.captured or "capture failed" in graphs.eager:
             raise RuntimeError(f"{arm}: {graphs.captured} graphs, forwards without: {graphs.eager}")
         eager, _ = _decode(bench, model, prompts, arm, cuda_graphs=False)
@@ -220,15 +220,14 @@ def _decode(
     model: LlamaForCausalLM,
     prompts: list[list[int]],
     arm: str,
-    *,
-    cuda_graphs: bool = True,
+    **settings: bool,
 ) -> tuple[list[list[int]], GraphStats]:
     """Texts, and what came of graphs. The model drafts for itself, so that drafts are accepted."""
     engine = Engine(
         model,
         drafters={"ngram": "ngram", "sparse_kv:64": "sparse_kv:64", "draft_model": model},
         planner=Controller(arm),
-        config=EngineConfig(kv_tokens=1 << 13, cuda_graphs=cuda_graphs),
+        config=EngineConfig(kv_tokens=1 << 13, **settings),
     )
     with engine:
         ids = [

@@ -62,6 +62,7 @@ class DecoderSpec:
     max_batch_size: int
     room: int  # tokens that a request may grow by in a turn
     extra: tuple[Drafter, ...] = ()
+    compiles: bool = True  # layers of captured forwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Decoder:
                 kv_tokens=spec.kv_tokens,
                 max_batch_size=spec.max_batch_size,
                 max_prefill_tokens=_PREFILL_TOKENS,
+                compile_layers=spec.compiles,
             ),
         )
         self.graphs = self.engine.stats.graphs  # of all arms: captured once, replayed by everybody

@@ -3,19 +3,13 @@
 Knows transformers and shapes; nothing of engines.
 """
 
-from collections.abc import Callable
-
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from sdcontrol.estimators.shapes import ModelShape
 
-__all__ = ["compile_pieces", "llama_config", "random_llama"]
+__all__ = ["llama_config", "random_llama"]
 
 _SPREAD = 0.02  # of weights; logits stay finite, and that is all that matters
 _POSITIONS = 131072
@@ -66,13 +60,3 @@ def random_llama(
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model
-
-
-def compile_pieces(model: LlamaForCausalLM, backend: str | Callable[..., object]) -> None:
-    """Let `torch.compile` fuse norms and activations: what a user may do to their own model.
-
-    Layers stay as they are, since each has its own index, so that one compilation serves all.
-    """
-    for module in model.modules():
-        if isinstance(module, (LlamaMLP, LlamaRMSNorm)):
-            module.compile(dynamic=True, backend=backend)

@@ -24,7 +24,7 @@ class Scale:
     draft: ModelShape
     dtype: str
     plain: Grid
-    compiled: Grid  # of plain ones, once more with norms and activations compiled
+    uncompiled: Grid  # of plain ones, once more without layers compiled
     verification: Grid
     tokens_per_request: tuple[int, ...]  # mean, of verification
     attention: Grid
@@ -63,7 +63,7 @@ FULL = Scale(
     draft=by_name("llama-3.2-1b"),
     dtype="bfloat16",
     plain=(*_product((1, 8, 32, 64, 128), (1024, 8192), 1 << 21), (16, 32768)),
-    compiled=((1, 1024), (32, 1024)),
+    uncompiled=((1, 1024), (32, 1024)),
     verification=_product((8, 32, 64), (1024, 8192), 1 << 19),
     tokens_per_request=(1, 2, 4, 8, 16),
     attention=((1, 32768), (8, 8192), (16, 32768), (32, 16384), (64, 8192), (128, 4096)),
@@ -97,7 +97,7 @@ SMALL = Scale(
     draft=_tiny("tiny-draft", 1),
     dtype="float32",
     plain=((1, 64), (4, 128)),
-    compiled=((1, 64),),
+    uncompiled=((1, 64),),
     verification=((4, 64),),
     tokens_per_request=(1, 4),
     attention=((2, 128),),

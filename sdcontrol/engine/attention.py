@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
@@ -21,7 +22,14 @@ from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch
 from sdcontrol.errors import UnsupportedModel
 
-__all__ = ["AttentionBackend", "ForwardCall", "QuerySink", "paged_attention", "probing"]
+__all__ = [
+    "AttentionBackend",
+    "ForwardCall",
+    "QuerySink",
+    "make_opaque",
+    "paged_attention",
+    "probing",
+]
 
 ATTENTION_NAME = "sdcontrol_paged"
 
@@ -142,6 +150,11 @@ def _attention(  # noqa: PLR0917  transformers calls it so
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def make_opaque() -> None:
+    """Let `torch.compile` call attention as it stands, instead of looking inside. Loads the compiler."""
+    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(_attention))
 
 
 @contextmanager

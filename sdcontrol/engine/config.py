@@ -69,6 +69,13 @@ class EngineConfig(BaseModel):
         "auto", description="triton, torch, or auto: triton on CUDA where it takes the model"
     )
     cuda_graphs: bool = Field(True, description="on CUDA, capture decoding forwards in graphs")
+    merge_projections: bool = Field(
+        True,
+        description="in graphs, linear layers of one input are one product of adjacent weights",
+    )
+    compile_layers: bool = Field(
+        False, description="in graphs, torch.compile fuses norms, rotary embedding and activations"
+    )
     overlap: bool | None = Field(
         None, description="launch a step before the host learns from the last; None: on CUDA"
     )

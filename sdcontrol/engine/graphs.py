@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from sdcontrol.engine.attention import QuerySink
 from sdcontrol.engine.buckets import Bucket, BucketLimits, Buckets
 from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.fusion import Fusion, fusion_of
 from sdcontrol.engine.graph_recorder import CudaRecorder, GraphRecorder, recording_errors
 from sdcontrol.engine.kernels.splits import MOST_PART_ROWS
 from sdcontrol.engine.packing import Segment
@@ -52,9 +53,15 @@ class GraphedForwards:
     """The graphs of one runner. See `Graphs` in `runner`."""
 
     def __init__(
-        self, runner: ModelRunner, limits: BucketLimits, parts: GraphParts, stats: GraphStats
+        self,
+        runner: ModelRunner,
+        limits: BucketLimits,
+        parts: GraphParts,
+        stats: GraphStats,
+        fusion: Fusion,
     ) -> None:
         self._runner = runner
+        self._fusion = fusion
         self._limits = limits
         self._parts = parts
         self._stats = stats
@@ -119,6 +126,10 @@ class GraphedForwards:
         try:
             captured = self._record(bucket, segments, queries)
         except recording_errors() as error:
+            if self._fusion.compiles:
+                log.warning("layers_not_compiled", bucket=str(bucket), reason=str(error))
+                self._fusion.stop_compiling()
+                return self._capture(bucket, segments, queries)
             log.warning("graph_capture_failed", bucket=str(bucket), reason=str(error))
             return None
         stats.captured += 1
@@ -140,7 +151,8 @@ class GraphedForwards:
             logits = runner.compute(inputs.batch, attention, sink)
             self._logits_like(logits)[: len(logits)].copy_(logits)
 
-        return Captured(inputs, self._parts.recorder.capture(work))
+        with runner.alone(), self._fusion.applied():
+            return Captured(inputs, self._parts.recorder.capture(work))
 
     def _logits_like(self, logits: Tensor) -> Tensor:
         """Where every graph leaves its logits: made in the first warm-up, for the largest bucket.
@@ -168,7 +180,7 @@ def attach_graphs(runner: ModelRunner, config: EngineConfig, stats: GraphStats) 
         query_tokens=1 + config.max_draft_tokens,
         pages=runner.cache.num_blocks,
     )
-    runner.graphs = GraphedForwards(runner, limits, parts, stats)
+    runner.graphs = GraphedForwards(runner, limits, parts, stats, fusion_of(runner, config))
 
 
 def graph_bytes(runner: ModelRunner, config: EngineConfig) -> int:

@@ -6,6 +6,7 @@ Knows models and caches; nothing of requests, drafts, policies or sampling.
 import inspect
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -113,7 +114,7 @@ class ModelRunner:
         parameters = inspect.signature(model.forward).parameters
         self._keeps_rows = "logits_to_keep" in parameters
         self._compiles_by_size = _compiles_by_size(model)
-        probed, self.vocab_size = self._probe()
+        probed, self.vocab_size = self.probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
         scores = _COMPILED_PART_SCORES if self._compiles_by_size else _PART_SCORES
@@ -185,6 +186,10 @@ class ModelRunner:
         with self._lock, self._mode(), paged_attention(self._configs, call):
             return self._logits(batch)
 
+    def alone(self) -> AbstractContextManager[object]:
+        """Inside the block no other thread computes with this model through a runner."""
+        return self._lock
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy tokens between slots of the cache."""
         assert self.cache is not None
@@ -202,7 +207,7 @@ class ModelRunner:
             return logits.index_select(0, batch.logit_rows)
         return logits[: len(batch.logit_rows)]
 
-    def _probe(self) -> tuple[list[ProbedLayer], int]:
+    def probe(self) -> tuple[list[ProbedLayer], int]:
         """The attention layers that a forward goes through, and the width of its logits."""
         ids = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
         positions = torch.arange(2, device=self.device).unsqueeze(0)
