@@ -205,7 +205,7 @@ def _graphs(bench: Bench) -> CellFigures:
     model, prompts = _model(bench), _prompts()
     figures, used = [], {}
     for arm in _ARMS:
-        texts, graphs = _decode(bench, model, prompts, arm, compile_layers=True)
+        texts, graphs = _decode(bench, model, prompts, arm, compile_layers=bench.is_cuda)
         if not graphs.captured or "capture failed" in graphs.eager:
             raise RuntimeError(f"{arm}: {graphs.captured} graphs, forwards without: {graphs.eager}")
         eager, _ = _decode(bench, model, prompts, arm, cuda_graphs=False)

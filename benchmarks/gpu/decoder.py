@@ -115,7 +115,7 @@ class Decoder:
                 kv_tokens=spec.kv_tokens,
                 max_batch_size=spec.max_batch_size,
                 max_prefill_tokens=_PREFILL_TOKENS,
-                compile_layers=spec.compiles,
+                compile_layers=spec.compiles and target.device.type == "cuda",
             ),
         )
         self.graphs = self.engine.stats.graphs  # of all arms: captured once, replayed by everybody
