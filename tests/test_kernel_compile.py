@@ -275,7 +275,10 @@ def test_decoding_reads_keys_and_values_in_the_widest_pieces_ahead_of_time(head:
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_parts_are_combined_without_spills(capability: int) -> None:
-    for head, num_splits in ((64, 3), (128, 64), (256, 64)):
+    for head, num_splits, rows in (
+        *((64, 3, 1), (128, 64, 1), (256, 64, 1)),
+        *((64, 4, 5000), (128, 4, 5000), (128, 2, 5000), (256, 8, 5000)),
+    ):
         splits = triton.next_power_of_2(num_splits)
         result = compiled(
             paged_attention.combine_kernel,
@@ -286,6 +289,7 @@ def test_parts_are_combined_without_spills(capability: int) -> None:
                 "PADDED_VALUE": head,
                 "SPLITS": num_splits,
                 "PADDED_SPLITS": splits,
+                "ROWS": triton_attention.combined_rows(head * splits, rows),
             },
             num_warps=triton_attention.combine_warps(head * splits),
         )

@@ -196,6 +196,19 @@ def test_parts_of_a_context_make_the_whole(rows: int, monkeypatch: pytest.Monkey
         world.check_close(world.attend(0, num_splits), whole)
 
 
+@pytest.mark.parametrize("num_splits", [2, 3, 9])
+def test_parts_are_combined_the_same_by_many_rows_at_once(
+    num_splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the last program has rows too many, and rows have no part at all."""
+    monkeypatch.setattr(SplitPlan, "part_keys", lambda *_: 1)
+    world = World(Case(6, ("one", "chain", "tree", "whole"), dtype=torch.float32))
+    one_by_one = world.attend(1, num_splits)
+    for rows in (2, 8):
+        monkeypatch.setattr(triton_attention, "combined_rows", lambda *_, most=rows: most)
+        assert torch.equal(world.attend(1, num_splits), one_by_one)
+
+
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_padding_gets_zeros_and_changes_nothing(num_splits: int) -> None:
     """Tables of a bucket: room for more requests and tokens, pages and tiles than there are.

@@ -226,19 +226,20 @@ def attention_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def combine_kernel(
     parts, weights, out, num_rows, VALUE_DIM: tl.constexpr, PADDED_VALUE: tl.constexpr,
-    SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One row (token, head): the parts of its context, weighed by their sums of exponentials."""
-    row = tl.program_id(0).to(tl.int64)
+    """Some rows (token, head): the parts of their contexts, weighed by their sums of exponentials."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     splits = tl.arange(0, PADDED_SPLITS)
     dims = tl.arange(0, PADDED_VALUE)
-    places = splits.to(tl.int64) * num_rows + row
-    weight = tl.load(weights + places, mask=splits < SPLITS, other=float("-inf"))
-    top = tl.max(weight, 0)
-    share = tl.exp2(weight - tl.where(top == float("-inf"), 0.0, top))
-    mask = (weight > float("-inf"))[:, None] & (dims < VALUE_DIM)[None, :]
-    part = tl.load(parts + places[:, None] * VALUE_DIM + dims[None, :], mask=mask, other=0.0)
-    total = tl.sum(share, 0)
-    mean = tl.sum(part * share[:, None], 0) / tl.where(total > 0, total, 1.0)
-    mean = mean.to(out.dtype.element_ty)
-    tl.store(out + row * VALUE_DIM + dims, mean, mask=dims < VALUE_DIM)
+    places = splits.to(tl.int64)[None, :] * num_rows + row[:, None]
+    there = (row < num_rows)[:, None] & (splits < SPLITS)[None, :]
+    weight = tl.load(weights + places, mask=there, other=float("-inf"))
+    top = tl.max(weight, 1)
+    share = tl.exp2(weight - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    mask = (weight > float("-inf"))[:, :, None] & (dims < VALUE_DIM)[None, None, :]
+    pointers = parts + places[:, :, None] * VALUE_DIM + dims[None, None, :]
+    part = tl.load(pointers, mask=mask, other=0.0)
+    total = tl.sum(share, 1)
+    mean = tl.sum(part * share[:, :, None], 1) / tl.where(total > 0, total, 1.0)[:, None]
+    _write_rows(out, row, mean, row < num_rows, VALUE_DIM, PADDED_VALUE)
