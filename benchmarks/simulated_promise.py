@@ -4,9 +4,9 @@
 
 The loads, settings, rates of acceptance and scores are those of `benchmarks.gpu --part 6`; what-if simulation
 stands for the engine. Times are the roofline of Llama-3.1-8B and Llama-3.2-1B on an H200, padded to graphs'
-sizes, with 2 % of noise; beside them the host takes what it was seen to take on two CPU cores (`_HOST`),
-unless nobody drafts and the step was launched ahead of its tokens. Small batches say little, so they are
-decoded several times, by controllers of their own. Nothing here is measured on a GPU.
+sizes, with 2 % of noise; how far from it steps are, and what the host takes beside them, is about what was
+measured there (docs/log.md, 2026-11-27), unless nobody drafts and the step was launched ahead of its tokens.
+Small batches say little, so they are decoded several times, by controllers of their own.
 """
 
 import argparse
@@ -36,13 +36,15 @@ from sdcontrol.traces.step_times import CostTimes, NoisyTimes, StepWork
 from sdcontrol.traces.workload import SimulatedRequest, Workload
 
 MACHINE = KnownMachine(hardware.by_name("H200"), FULL.target, {"draft_model": FULL.draft})
-_REACHED = Calibration(0.88, 0.65, 6e-6, 2e-8)
+_REACHED = Calibration(0.9, 0.65, 28e-6, 2.5e-7)
+_DRAFT_REACHED = Calibration(0.9, 0.65, 34e-6, 2.5e-7)
 _NOISE = 0.02
 _LEARNING_TURNS = 3
 _MATCH_TOKENS = 4
 _LEAST_REQUESTS = 16  # of all controllers together
-_HOST = {True: (0.5e-3, 28e-6), False: (0.2e-3, 12e-6)}  # by "drafts": a step, and each request
-_CONTROLLER = (0.05e-3, 2e-6)
+_HOST = {True: (1.0e-3, 30e-6), False: (0.7e-3, 15e-6)}  # by "drafts": a step, and each request
+_MODEL_DRAFTS = 1.3e-3  # that the device waits once where a model drafts, part of its drafting
+_CONTROLLER = (0.1e-3, 3e-6)  # of a plan: it learns while the device computes
 
 
 class _Padded(RooflineCost):
@@ -76,6 +78,10 @@ class _GpuTimes:
     def timing(self, work: StepWork) -> Timing:
         """Of one step; what was launched ahead takes its forward alone."""
         timing, drafts = self._times.timing(work), bool(work.drafts)
+        seconds = {
+            family: taken + (0.0 if family == "ngram" else _MODEL_DRAFTS)
+            for family, taken in timing.draft_seconds.items()
+        }
         self.launched_ahead = self._was_plain and not drafts and self._controller.plans_ahead
         self._was_plain = not drafts
         if self.launched_ahead:
@@ -83,14 +89,14 @@ class _GpuTimes:
         count = work.num_requests
         once, each = _CONTROLLER if self._controller.learns else (0.0, 0.0)
         controller, (once, each) = once + each * count, _HOST[drafts]
-        return Timing(timing.draft_seconds, timing.verify_seconds, controller, once + each * count)
+        return Timing(seconds, timing.verify_seconds, controller, once + each * count)
 
 
 def _truth(edges: Sequence[int]) -> RooflineCost:
     machine = MACHINE.hardware
     target = Forward(MACHINE.target, machine, calibration=_REACHED)
     drafting = {
-        family: Forward(shape, machine, calibration=_REACHED)
+        family: Forward(shape, machine, calibration=_DRAFT_REACHED)
         for family, shape in MACHINE.draft_models.items()
     }
     return _Padded(edges, target, drafting)

@@ -5,8 +5,9 @@
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -25,6 +26,10 @@ _NAMES = tuple(RATES)  # kinds of prompt, in the order that seeds count them
 _PASSAGE_TOKENS = 64  # of a random prompt, repeated so that the n-gram drafter finds matches
 _VOCABULARY = 32000
 _CONTEXT = 4096
+
+
+_NO_LIMIT = Hint()
+_ANY_LENGTH = MappingProxyType({"ngram": _NO_LIMIT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,11 @@ class TirelessNgram(NgramDrafter):
     def hint(self, request: DraftRequest, arm: str) -> Hint:
         """The look-up is made; its outcome limits nothing."""
         super().hint(request, arm)
-        return Hint()
+        return _NO_LIMIT
+
+    def offers(self, requests: Sequence[DraftRequest]) -> Sequence[Mapping[str, Hint | None]]:
+        """As `hint` says."""
+        return [_ANY_LENGTH] * len(super().offers(requests))
 
     def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> list[Draft]:
         """Chains as long as asked for."""

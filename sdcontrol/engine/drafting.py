@@ -16,7 +16,7 @@ from sdcontrol.engine.drafters.base import (
     DraftTask,
     KeepDrafting,
 )
-from sdcontrol.engine.drafters.vetting import Offer, check_drafts, checked_offers
+from sdcontrol.engine.drafters.vetting import Offer, Offers, check_drafts
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.shadows import ShadowDrafts
 from sdcontrol.errors import ConfigError
@@ -65,6 +65,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._allow_trees = allow_trees
         self._max_draft_tokens = max_draft_tokens
+        self._offers = Offers()
         self.is_idle = False  # nobody will ever ask: drafters are told nothing
         self._faults: list[str] = []
         self._clock = clock
@@ -117,13 +118,13 @@ class Drafting:
         for family, drafter in self._in_use():
             rows = [row for row, request in enumerate(requests) if request.may_draft(family)]
             try:
-                own = checked_offers(drafter, [requests[row] for row in rows]) if rows else []
+                own = self._offers.of(drafter, [requests[row] for row in rows]) if rows else []
             except Exception as error:
                 self._quarantine(family, error)
                 continue
             for row, offer in zip(rows, own, strict=True):
                 before = offers[row]
-                offers[row] = offer if before is NO_OFFER else _joined(before, offer)
+                offers[row] = offer if before is NO_OFFER else self._offers.join(before, offer)
         return offers
 
     def propose(
@@ -229,10 +230,6 @@ class Drafting:
         self.quarantined[family] = reason
         log.warning("drafter_quarantined", family=family, reason=reason)
         self._faults.append(f"drafter {family} quarantined: {reason}")
-
-
-def _joined(one: Offer, other: Offer) -> Offer:
-    return one[0] + other[0], {**one[1], **other[1]}
 
 
 def _may_draft(drafter: Drafter, request: Request) -> bool:

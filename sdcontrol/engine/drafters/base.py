@@ -156,6 +156,7 @@ class Drafter(ABC):
         """For each request the arms that it may use now, with what is known before drafting.
 
         Overridden where many are quicker told of at once: it must say what `arms_for` and `hint` do.
+        What is a `MappingProxyType` is looked at once, and must never change.
         """
         return [
             {arm: self.hint(request, arm) for arm in self.arms_for(request)} for request in requests

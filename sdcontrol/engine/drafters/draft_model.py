@@ -7,7 +7,8 @@ it computes nothing, and it catches up in its first round when it is chosen agai
                        in its cache   to catch up    last: gives the first draft token
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from transformers import PreTrainedModel
 
@@ -22,6 +23,7 @@ from sdcontrol.errors import ConfigError
 
 __all__ = ["DraftModelDrafter"]
 
+_MOST_OFFERS = 4096  # kept
 _LEAST_SHARED_VOCABULARY = 0.9
 
 
@@ -35,6 +37,7 @@ class DraftModelDrafter(ModelDrafter):
     def __init__(self, model: object, *, name: str = "draft_model") -> None:
         self.name = name
         self._model: PreTrainedModel = unwrap(model)
+        self._offer_of: dict[int, Mapping[str, Hint]] = {}  # by lag
         self._cached: dict[str, int] = {}  # tokens in our cache; absent: ask the blocks
         self._written: dict[str, int] = {}  # this step's drafts in our cache
         self._strangers: set[str] = set()  # requests with tokens that our model does not have
@@ -76,6 +79,21 @@ class DraftModelDrafter(ModelDrafter):
         lag = len(request.tokens) - 1 - self._cached_tokens(request)
         return Hint(catch_up_tokens=max(lag, 0))
 
+    def offers(self, requests: Sequence[DraftRequest]) -> Sequence[Mapping[str, Hint | None]]:
+        """As `hint` says; the same lag is the same object."""
+        if self._strangers or self._position_limit:
+            return super().offers(requests)
+        return [self._offer(len(r.tokens) - 1 - self._cached_tokens(r)) for r in requests]  # type: ignore[arg-type]
+
+    def _offer(self, lag: int) -> Mapping[str, Hint]:
+        known = self._offer_of.get(lag)
+        if known is None:
+            if len(self._offer_of) >= _MOST_OFFERS:
+                self._offer_of.clear()
+            hint = Hint(catch_up_tokens=max(lag, 0))
+            known = self._offer_of[lag] = MappingProxyType({self.name: hint})
+        return known
+
     def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> list[Draft]:
         """Chains, one forward a round for all requests."""
         self._catch_up([request for task in tasks if isinstance(request := task.request, Request)])
@@ -93,6 +111,11 @@ class DraftModelDrafter(ModelDrafter):
         written = self._written.pop(request.id, None)
         if written is not None:
             self._set_cached(request, before + min(written, num_new_tokens - 1))
+
+    def commit_all(self, committed: Sequence[tuple[DraftRequest, int]]) -> None:
+        """See `commit`: where we fed nothing and know every token, it changes nothing."""
+        if self._written or self._runner.vocab_size < self._vocab_size:
+            super().commit_all(committed)
 
     def lose_cache(self, request: DraftRequest) -> None:
         """What blocks the request gets next, and what we know of them, is open."""

@@ -15,6 +15,7 @@ Occurrences that went on differently make a tree, where `max_branches` allows.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Never
 
 import numpy as np
@@ -148,7 +149,7 @@ class NgramDrafter(Drafter):
             hint = Hint(MAX_DRAFT_TOKENS, match_tokens, confidence)
         if len(self._matches) >= _MOST_MATCHES:
             self._matches.clear()
-        self._matches[found] = match = _Match(hint, {self.name: hint}, {})
+        self._matches[found] = match = _Match(hint, MappingProxyType({self.name: hint}), {})
         return match
 
     def _new_shape(self, index: NgramIndex, match: "_Match", num_nodes: int) -> TreeShape:

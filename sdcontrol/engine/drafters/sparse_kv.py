@@ -9,11 +9,13 @@ chains only.
     table, scored          0 1     4     7         9 10 11       sinks, best pages, recent pages
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
+from sdcontrol.core import Hint
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
 from sdcontrol.engine.drafters.host import DraftHost, ModelDrafter
 from sdcontrol.engine.drafters.pages import PageScorer, WantedPages
@@ -61,6 +63,7 @@ class SparseKVDrafter(ModelDrafter):
         if not arms or len({arm.name for arm in arms}) < len(arms):
             raise ConfigError(f"sparse_kv needs distinct budgets, got {[arm.name for arm in arms]}")
         self._arms = {arm.name: arm for arm in arms}
+        self._offer_of: dict[tuple[str, ...], Mapping[str, Hint | None]] = {}
         self._sink_tokens = sink_tokens
         self._scorer: PageScorer | None = None
 
@@ -94,6 +97,19 @@ class SparseKVDrafter(ModelDrafter):
         """The budgets that leave something out."""
         length = len(request.tokens)
         return tuple(name for name, arm in self._arms.items() if arm.budget_tokens < length)
+
+    def offers(self, requests: Sequence[DraftRequest]) -> Sequence[Mapping[str, Hint | None]]:
+        """As `arms_for` says; the same arms are the same object."""
+        return [self._offer(self.arms_for(request)) for request in requests]
+
+    def _offer(self, arms: tuple[str, ...]) -> Mapping[str, Hint | None]:
+        known = self._offer_of.get(arms)
+        if known is None:
+            known = self._offer_of[arms] = MappingProxyType(dict.fromkeys(arms))
+        return known
+
+    def commit_all(self, committed: Sequence[tuple[DraftRequest, int]]) -> None:
+        """Nothing of ours hangs on it."""
 
     def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> list[Draft]:
         """Chains, one forward a round for all budgets."""

@@ -6,6 +6,7 @@ of a step together: that is quicker than one by one.
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,31 +15,74 @@ from sdcontrol.core import Hint, family_of
 from sdcontrol.engine.drafters.base import ROOT, Draft, Drafter, DraftRequest, DraftTask
 from sdcontrol.errors import DrafterFault
 
-__all__ = ["Offer", "check_arms", "check_drafts", "check_hint", "checked_offers"]
+__all__ = ["Offer", "Offers", "check_arms", "check_drafts", "check_hint"]
 
 Offer = tuple[tuple[str, ...], Mapping[str, Hint]]
 """The arms that a request may use now, and what is known of those of which anything is."""
 
+_MOST_KEPT = 8192  # offers
 _LAW_TOLERANCE = 1e-2  # of the sum of a row: a distribution may be in bfloat16
 
 
-def checked_offers(drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Offer]:
-    """What a drafter offers each request; raises `DrafterFault` unless all of it can be true.
+class Offers:
+    """What the drafters of one engine offer, looked at before it counts.
 
-    Requests whose answers are one object share an offer.
+    A `MappingProxyType` says that it never changes: it is looked at once, and what was joined of such
+    ones is kept. Everything else is looked at each time.
     """
-    answers = drafter.offers(requests)
-    if len(answers) != len(requests):
-        raise DrafterFault(f"{len(answers)} offers, {len(requests)} requests; return one for each")
-    offers: dict[int, Offer] = {}
-    for answer in answers:
-        if id(answer) not in offers:
-            check_arms(drafter, answer)
-            for hint in answer.values():
-                check_hint(hint)
-            known = {arm: hint for arm, hint in answer.items() if hint is not None}
-            offers[id(answer)] = tuple(answer), known
-    return [offers[id(answer)] for answer in answers]
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], tuple[object, object, Offer]] = {}
+        # ^ by what it was made of: a drafter and its answer, or two offers; held, so that no id comes again
+
+    def of(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Offer]:
+        """What a drafter offers each request; raises `DrafterFault` unless all of it can be true.
+
+        Requests whose answers are one object share an offer.
+        """
+        answers = drafter.offers(requests)
+        if len(answers) != len(requests):
+            raise DrafterFault(
+                f"{len(answers)} offers, {len(requests)} requests; return one for each"
+            )
+        who, kept = id(drafter), self._kept.get
+        found = [kept((who, id(answer))) for answer in answers]
+        new: dict[int, Offer] = {}
+        return [
+            known[2]
+            if known is not None
+            else new.get(id(answer)) or self._new(drafter, answer, new)
+            for known, answer in zip(found, answers, strict=True)
+        ]
+
+    def join(self, one: Offer, other: Offer) -> Offer:
+        """Both together; the same object where both are."""
+        key = id(one), id(other)
+        known = self._kept.get(key)
+        if known is None:
+            joined: Offer = one[0] + other[0], {**one[1], **other[1]}
+            known = self._keep(key, (one, other, joined))
+        return known[2]
+
+    def _new(
+        self, drafter: Drafter, answer: Mapping[str, Hint | None], new: dict[int, Offer]
+    ) -> Offer:
+        check_arms(drafter, answer)
+        for hint in answer.values():
+            check_hint(hint)
+        known = {arm: hint for arm, hint in answer.items() if hint is not None}
+        offer = new[id(answer)] = tuple(answer), known
+        if type(answer) is MappingProxyType:
+            self._keep((id(drafter), id(answer)), (drafter, answer, offer))
+        return offer
+
+    def _keep(
+        self, key: tuple[int, int], entry: tuple[object, object, Offer]
+    ) -> tuple[object, object, Offer]:
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        self._kept[key] = entry
+        return entry
 
 
 def check_arms(drafter: Drafter, arms: Iterable[str]) -> None:
