@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 
 from sdcontrol.engine.packing import PageTable, Segment
-from sdcontrol.engine.runner import ModelRunner, eager_token_edges
+from sdcontrol.engine.padding import eager_token_edges
+from sdcontrol.engine.runner import ModelRunner
 from tests.engine_support import tiny_model
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 8

@@ -18,8 +18,9 @@ from sdcontrol.engine.events import Events
 from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.intake import Intake
+from sdcontrol.engine.padding import eager_token_edges
 from sdcontrol.engine.request import Request, TokenEvent
-from sdcontrol.engine.runner import ModelRunner, eager_token_edges, max_positions, unwrap
+from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
 from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats, Tally
 from sdcontrol.engine.verify import RejectionVerifier, Verifier, verifier_of

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from sdcontrol.engine.attention import (
@@ -29,21 +28,17 @@ from sdcontrol.engine.backends import BackendName, TritonKVCache, backend_of, ca
 from sdcontrol.engine.copies import upload
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch, Segment, pack
+from sdcontrol.engine.padding import compiles_by_size, pad
 from sdcontrol.engine.static_inputs import Captured
 from sdcontrol.errors import ConfigError, UnsupportedModel
 
-__all__ = ["Graphs", "ModelRunner", "eager_token_edges", "unwrap"]
+__all__ = ["Graphs", "ModelRunner", "max_positions", "unwrap"]
 
-_EXACT_TOKENS, _FINE_TOKENS = 16, 256  # of a forward; up to the second, padding is below 8 tokens
-_FINE_STEP, _COARSE_STEP = 8, 32
 _PART_SCORES = 100_000  # of attention on a CPU, that take as long as another part of a group
 _COMPILED_PART_SCORES = 300_000  # the same where each shape of a part is compiled
 
 _LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
 _GROWING_ROPE = {"dynamic", "longrope"}
-_COMPILED_TYPES = {torch.bfloat16, torch.float16}
-"""In which torch's matrix products on a CPU are compiled anew for every number of tokens: it takes
-several milliseconds for each shape of weights."""
 
 
 def unwrap(model: object) -> PreTrainedModel:
@@ -113,7 +108,7 @@ class ModelRunner:
         _check_model(model)
         parameters = inspect.signature(model.forward).parameters
         self._keeps_rows = "logits_to_keep" in parameters
-        self._compiles_by_size = _compiles_by_size(model)
+        self._compiles_by_size = compiles_by_size(model)
         probed, self.vocab_size = self.probe()
         self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
@@ -199,7 +194,7 @@ class ModelRunner:
     def _logits(self, batch: PackedBatch) -> Tensor:
         ids, positions, rows = batch.input_ids, batch.positions, batch.logit_rows
         if self._compiles_by_size:
-            ids, positions, rows = (_pad(each) for each in (ids, positions, rows))
+            ids, positions, rows = (pad(each) for each in (ids, positions, rows))
         keep = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self.model(input_ids=ids, position_ids=positions, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
@@ -228,35 +223,6 @@ class ModelRunner:
                 ) from error
         _check_layers(self.model, layers)
         return layers, widths[0]
-
-
-def eager_token_edges(model: PreTrainedModel, most: int) -> tuple[int, ...]:
-    """The numbers of tokens, up to `most` and what that is padded to, that forwards are padded to.
-
-    Ascending; empty where nothing is padded. Forwards of captured graphs have edges of their own.
-    """
-    if not _compiles_by_size(model):
-        return ()
-    return tuple(sorted({_padded(num_tokens) for num_tokens in range(1, most + 1)}))
-
-
-def _compiles_by_size(model: PreTrainedModel) -> bool:
-    """Whether every new number of tokens costs a compilation."""
-    return model.device.type == "cpu" and model.dtype in _COMPILED_TYPES
-
-
-def _padded(num_tokens: int) -> int:
-    """A number of tokens that few others are padded to as well."""
-    if num_tokens <= _EXACT_TOKENS:
-        return num_tokens
-    step = _FINE_STEP if num_tokens <= _FINE_TOKENS else _COARSE_STEP
-    return -(-num_tokens // step) * step
-
-
-def _pad(values: Tensor) -> Tensor:
-    """With zeros at the end, as far as forwards are padded."""
-    count = values.shape[-1]
-    return functional.pad(values, (0, _padded(count) - count))
 
 
 def _check_model(model: PreTrainedModel) -> None:
