@@ -9,6 +9,7 @@ chains only.
     table, scored          0 1     4     7         9 10 11       sinks, best pages, recent pages
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -63,7 +64,11 @@ class SparseKVDrafter(ModelDrafter):
         if not arms or len({arm.name for arm in arms}) < len(arms):
             raise ConfigError(f"sparse_kv needs distinct budgets, got {[arm.name for arm in arms]}")
         self._arms = {arm.name: arm for arm in arms}
-        self._offer_of: dict[tuple[str, ...], Mapping[str, Hint | None]] = {}
+        self._budgets = sorted({arm.budget_tokens for arm in arms})
+        self._offers: list[Mapping[str, Hint | None]] = [  # by how many budgets leave something out
+            MappingProxyType({arm.name: None for arm in arms if arm.budget_tokens < least})
+            for least in (*self._budgets, self._budgets[-1] + 1)
+        ]
         self._sink_tokens = sink_tokens
         self._scorer: PageScorer | None = None
 
@@ -100,13 +105,8 @@ class SparseKVDrafter(ModelDrafter):
 
     def offers(self, requests: Sequence[DraftRequest]) -> Sequence[Mapping[str, Hint | None]]:
         """As `arms_for` says; the same arms are the same object."""
-        return [self._offer(self.arms_for(request)) for request in requests]
-
-    def _offer(self, arms: tuple[str, ...]) -> Mapping[str, Hint | None]:
-        known = self._offer_of.get(arms)
-        if known is None:
-            known = self._offer_of[arms] = MappingProxyType(dict.fromkeys(arms))
-        return known
+        offers, budgets = self._offers, self._budgets
+        return [offers[bisect_left(budgets, len(request.tokens))] for request in requests]
 
     def commit_all(self, committed: Sequence[tuple[DraftRequest, int]]) -> None:
         """Nothing of ours hangs on it."""
