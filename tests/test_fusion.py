@@ -153,7 +153,7 @@ def test_merged_layers_compute_once_and_keep_nothing(
     monkeypatch.setattr(merging.functional, "linear", counting)
     with merged(groups):
         logits_of(model)
-        assert all(group.given is None and group.parts == () for group in groups)
+        assert all(group.computed is None for group in groups)
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
     both = sum(len(layer.weight) for layer in (mlp.gate_proj, mlp.up_proj))
     three = sum(len(getattr(attention, f"{name}_proj").weight) for name in "qkv")

@@ -1,7 +1,7 @@
 """The engine on a GPU, part by part: `python -m benchmarks.gpu`.
 
     python -m benchmarks.gpu --total 28                  correctness first, then the rest
-    python -m benchmarks.gpu --part 1                    one part, at most 8 minutes
+    python -m benchmarks.gpu --part 5 6                  some parts, at most 8 minutes each
     python -m benchmarks.gpu --resume                    all parts, what is not measured yet
     python -m benchmarks.gpu --dry-run --memory-gib 80   which cells fit, and what each takes
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None, *, started: float | None = None
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
-    wanted = [part for part in _by_importance() if options.part in {None, part.number}]
+    wanted = [part for part in _by_importance() if part.number in (options.part or _IMPORTANCE)]
     if options.dry_run:
         bench = dry_run.bench_of(options.memory_gib)
         print("\n".join(dry_run.described(wanted, bench, options.total)))
@@ -274,7 +274,8 @@ def _gib(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--part", type=int, choices=[part.number for part in PARTS])
+    numbers = [part.number for part in PARTS]
+    parser.add_argument("--part", type=int, nargs="+", choices=numbers, help="one or several")
     parser.add_argument("--resume", action="store_true", help="keep the cells that are written")
     parser.add_argument("--keep-failed", action="store_true", help="with --resume: the failed, too")
     parser.add_argument("--minutes", type=_minutes, default=8.0, help="per part (default: 8)")

@@ -57,8 +57,8 @@ class Fusion:
 def fusion_of(runner: ModelRunner, config: EngineConfig) -> Fusion:
     """What can be fused in this runner's model, as the settings ask for it.
 
-    Weights are laid anew, which takes the memory of one group meanwhile; where there is none left
-    the remaining groups are left out, with a warning.
+    Weights are laid anew, which takes the memory of one group meanwhile; where that fails the
+    remaining groups are left out, with a warning.
     """
     groups: list[Merged] = []
     if config.merge_projections:
@@ -75,7 +75,7 @@ def _merged_groups(found: Sequence[Sequence[nn.Linear]]) -> list[Merged]:
     try:
         for layers in found:
             groups.append(merge(layers))
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # no memory, or parameters that refuse other memory
         log.warning("projections_left_apart", merged=len(groups), of=len(found), reason=str(error))
     return groups
 

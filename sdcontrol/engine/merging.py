@@ -30,8 +30,9 @@ class Merged:
     weight: nn.Parameter  # [columns of all, inputs]
     bias: nn.Parameter | None
     sizes: tuple[int, ...]  # columns of each
-    given: Tensor | None = None
-    parts: tuple[Tensor, ...] = ()
+    computed: tuple[Tensor, tuple[Tensor, ...]] | None = (
+        None  # the tensor given, and each one's part
+    )
 
     @property
     def is_whole(self) -> bool:
@@ -48,14 +49,12 @@ class _Part(nn.Linear):
         """See `torch.nn.Linear`."""
         group: Merged = self.__dict__["group"]
         place: int = self.__dict__["place"]
-        if group.given is not given:
+        computed = group.computed
+        if computed is None or computed[0] is not given:
             product = functional.linear(given, group.weight, group.bias)
-            group.parts = product.split(group.sizes, dim=-1)
-            group.given = given
-        part = group.parts[place]
-        if place == len(group.sizes) - 1:  # nothing is kept
-            group.given, group.parts = None, ()
-        return part
+            computed = given, product.split(group.sizes, dim=-1)
+        group.computed = None if place == len(group.sizes) - 1 else computed  # nothing is kept
+        return computed[1][place]
 
 
 def same_inputs(model: PreTrainedModel, forward: Callable[[], object]) -> list[list[nn.Linear]]:
@@ -66,7 +65,8 @@ def same_inputs(model: PreTrainedModel, forward: Callable[[], object]) -> list[l
 
     def see(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         assert isinstance(module, nn.Linear)
-        calls.append((module, given[0]))
+        if given:
+            calls.append((module, given[0]))
 
     hooks = [module.register_forward_pre_hook(see) for module in plain]
     try:
@@ -112,7 +112,7 @@ def merged(groups: Sequence[Merged]) -> Iterator[None]:
             layer.__class__ = nn.Linear
             layer.__dict__.pop("group", None)
             layer.__dict__.pop("place", None)
-            group.given, group.parts = None, ()
+            group.computed = None
 
 
 def _is_plain(module: nn.Module) -> bool:
