@@ -425,3 +425,28 @@ def test_advice_agrees_with_the_measurements_on_eight_a100() -> None:
     assert len(contested) == 13
     for pairs in contested:
         assert max(pairs)[1] >= 0.97 * max(measured for _, measured in pairs)
+
+
+def test_a_catch_up_is_computed_once_for_each_model_and_number_of_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A controller asks for the same ones after every lesson, and each takes two forwards to price."""
+    small = Forward(shapes.by_name("llama-3.2-1b"), H100)
+    cost = RooflineCost(Forward(LLAMA, H100), {"draft_model": small})
+    expected = {
+        tokens: float(small.seconds(1.0 + tokens, 0.0, 1.0) - small.seconds(1.0, 0.0, 1.0))
+        for tokens in (1, 7, 2048)
+    }
+    priced: list[float] = []
+    seconds = Forward.seconds
+
+    def counting(self: Forward, tokens: float, *rest: float) -> object:
+        priced.append(tokens)
+        return seconds(self, tokens, *rest)
+
+    monkeypatch.setattr(Forward, "seconds", counting)
+    for _ in range(3):
+        assert {n: cost.catch_up_seconds("draft_model", n) for n in expected} == expected
+    assert len(priced) == 2 * len(expected)
+    cost.draft_models["draft_model"] = Forward(LLAMA, H100)  # another model has another price
+    assert cost.catch_up_seconds("draft_model", 7) > expected[7]

@@ -25,6 +25,7 @@ from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = ["Calibration", "Forward", "Part", "Profile", "RooflineCost"]
 
+_MOST_CATCH_UPS = 4096  # that are kept
 _ROUNDNESS = 2.5
 _ACTIVATION_BYTES = 2.0
 _LOGIT_BYTES = 4.0
@@ -243,6 +244,7 @@ class RooflineCost:
     def __init__(self, target: Forward, draft_models: Mapping[str, Forward] | None = None) -> None:
         self.target = target
         self.draft_models = dict(draft_models or {})
+        self._catch_ups: dict[tuple[str, float], tuple[Forward, float]] = {}
 
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
@@ -270,8 +272,13 @@ class RooflineCost:
         """Seconds that a first round takes longer: it computes `num_tokens` that its model's cache lacks, too."""
         if num_tokens <= 0 or family not in self.draft_models:
             return 0.0
-        forward = self.draft_models[family]
-        return float(forward.seconds(1.0 + num_tokens, 0.0, 1.0) - forward.seconds(1.0, 0.0, 1.0))
+        forward, known = self.draft_models[family], self._catch_ups.get((family, num_tokens))
+        if known is None or known[0] is not forward:
+            longer = forward.seconds(1.0 + num_tokens, 0.0, 1.0) - forward.seconds(1.0, 0.0, 1.0)
+            if len(self._catch_ups) >= _MOST_CATCH_UPS:
+                self._catch_ups.clear()
+            known = self._catch_ups[family, num_tokens] = forward, float(longer)
+        return known[1]  # kept: a controller asks for the same few after everything that it learns
 
     def overhead_seconds(self) -> float:
         """Seconds that a step takes beside its forwards."""

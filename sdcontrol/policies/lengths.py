@@ -41,6 +41,10 @@ class Lengths:
             self._mean += rate * off
             self._variance = (1.0 - rate) * (self._variance + rate * off * off)
 
+    def is_due(self, step: int) -> bool:
+        """Whether this step is one to look at other lengths, and there is something to be seen."""
+        return step % _STEPS == 0 and self._variance <= _VARIED**2
+
     def others(
         self, step: int, plan: Plan, problem: Problem, answer: Answer, most_seconds: float
     ) -> Plan | None:
@@ -48,7 +52,7 @@ class Lengths:
 
         None where it does not, or there is nothing to be seen.
         """
-        if step % _STEPS or self._variance > _VARIED**2:
+        if not self.is_due(step):
             return None
         # Both prices as often, also when looks are rarer by powers of two.
         price = _PRICES[(step // _STEPS).bit_count() % 2]

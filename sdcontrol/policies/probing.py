@@ -177,6 +177,8 @@ class Probing:
                 return _with(plan, PROBES, problem, a, probe)
             if unfilled <= 0.0:
                 return _with(plan, RECHECKS, problem, a, probe)
+        if not self._lengths.is_due(view.step):
+            return plan
         known = only(problem, drafting | {a for a, arm in arms if arm in self._shadowed})
         return self._lengths.others(view.step, plan, known, answer, self._allowance) or plan
 
