@@ -107,6 +107,22 @@ def test_layers_that_somebody_has_changed_or_shares_are_left_alone(model: PreTra
     assert found == []
 
 
+def test_a_tensor_that_is_changed_in_place_between_two_layers_is_not_the_same_any_more() -> None:
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.middle, self.right = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, given: Tensor) -> Tensor:
+            first = self.left(given) + self.middle(given)
+            return first + self.right(given.mul_(2.0))
+
+    model = Changing()
+    with torch.no_grad():
+        found = same_inputs(model, lambda: model(torch.ones(1, 4)))  # type: ignore[arg-type]  # any module
+    assert found == [[model.left, model.middle]]
+
+
 def _call(module: nn.Module) -> None:
     like = next(module.parameters())
     module(torch.zeros(1, 2, like.shape[1], dtype=like.dtype))
@@ -245,6 +261,24 @@ def test_one_compilation_serves_all_layers_and_sizes(
     assert sorted(set(products)) == [0, 1, 2]  # q k v; out; gate and up, down
     layers = model.model.layers
     assert all("_compiled_call_impl" not in layer.__dict__ for layer in layers)
+
+
+def test_another_engine_compiles_nothing_more(
+    model: PreTrainedModel, recorder: FakeRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[object] = []
+
+    def seen(graph: fx.GraphModule, _: object) -> object:
+        pieces.append(graph)
+        return graph.forward
+
+    use_backend(monkeypatch, seen)
+    known, _ = texts_of(model, compile_layers=True)
+    first = len(pieces)
+    assert first > 0
+    texts, _ = texts_of(model, compile_layers=True)
+    assert texts == known
+    assert len(pieces) == first
 
 
 def test_layers_that_cannot_be_compiled_are_said_once_and_captured_as_they_are(

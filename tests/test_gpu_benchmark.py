@@ -1305,6 +1305,6 @@ def test_every_part_runs_at_small_scale_and_is_resumed(
         assert met
         assert all(met)
     said = capsys.readouterr().out
-    assert "Missing, since no GPU was at hand" in said
+    assert "Not measured on a GPU yet" in said
     assert command.main([*arguments, "--resume"]) == 0
     assert path.read_text("utf-8") == written

@@ -91,6 +91,16 @@ def test_joined_offers_of_the_same_two_are_one_object() -> None:
     assert joined[0] == (("a", "b"), {"a": Hint(3)})
 
 
+def test_what_may_change_is_joined_anew() -> None:
+    offers, fixed = Offers(), MappingProxyType({"a": Hint(3)})
+    one = offers.of(Saying("a", fixed, fixed), REQUESTS)
+    other = offers.of(Saying("b", {"b": None}, {"b": None}), REQUESTS)
+    kept = len(offers._kept)
+    assert offers.join(one[0], other[0]) == (("a", "b"), {"a": Hint(3)})
+    assert offers.join(one[0], other[0]) is not offers.join(one[0], other[0])
+    assert len(offers._kept) == kept
+
+
 def test_no_more_offers_are_kept_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vetting, "_MOST_KEPT", 10)
     offers, drafter = Offers(), Saying("a")

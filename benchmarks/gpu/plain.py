@@ -27,7 +27,7 @@ def target_ratio(batch_size: int) -> float:
 
 def cells(bench: Bench) -> list[Cell]:
     """One per batch and context."""
-    cells = [
+    compiled = [
         Cell(
             f"batch {batch}, context {context}",
             partial(_measure, bench, batch, context),
@@ -46,7 +46,7 @@ def cells(bench: Bench) -> list[Cell]:
         )
         for batch, context in bench.scale.uncompiled
     ]
-    return cells + uncompiled
+    return compiled + uncompiled
 
 
 PART = Part(

@@ -95,7 +95,7 @@ def missing(results: Sequence[Result], parts: Sequence[Part]) -> list[str]:
         if part.number not in full
         for figure in part.only_on_a_gpu
     ]
-    return ["Missing, since no GPU was at hand:\n", *lines] if lines else []
+    return ["Not measured on a GPU yet:\n", *lines] if lines else []
 
 
 def verdict(result: Result, figure: Mapping[str, object]) -> str:

@@ -2,7 +2,7 @@
 
     products      linear layers that are given one tensor are one product (`merging`)
     the rest      norms, rotary embedding, activations and sums between products are fused by
-                  `torch.compile`, where asked for: half a minute for each kind of layer, once
+                  `torch.compile`, where asked for: some seconds for each kind of layer, once
 
 Outside the block the model is as it was: whoever else calls it, and every forward without a graph, sees nothing of this.
 Knows modules and how a runner probes them; nothing of buckets or recorders.
@@ -82,12 +82,11 @@ def _merged_groups(found: Sequence[Sequence[nn.Linear]]) -> list[Merged]:
 
 def _layers_of(runner: ModelRunner) -> list[nn.Module]:
     """The modules that hold an attention module each, unless somebody has compiled them."""
-    attention = {id(probed.module) for probed in runner.probe()[0]}
+    attention = set(runner.attention)
     return [
         parent
         for parent in runner.model.modules()
-        if any(id(child) in attention for child in parent.children())
-        and parent._compiled_call_impl is None
+        if not attention.isdisjoint(parent.children()) and parent._compiled_call_impl is None
     ]
 
 

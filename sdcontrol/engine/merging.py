@@ -22,6 +22,10 @@ from transformers import PreTrainedModel
 __all__ = ["Merged", "merge", "merged", "same_inputs"]
 
 
+_Computed = tuple[Tensor, tuple[Tensor, ...]]
+"""The tensor that was given, and each layer's part of what came of it."""
+
+
 @dataclass(slots=True)
 class Merged:
     """Layers whose weights lie one behind the other, and what was computed for those to come."""
@@ -30,9 +34,7 @@ class Merged:
     weight: nn.Parameter  # [columns of all, inputs]
     bias: nn.Parameter | None
     sizes: tuple[int, ...]  # columns of each
-    computed: tuple[Tensor, tuple[Tensor, ...]] | None = (
-        None  # the tensor given, and each one's part
-    )
+    computed: _Computed | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -60,13 +62,14 @@ class _Part(nn.Linear):
 def same_inputs(model: PreTrainedModel, forward: Callable[[], object]) -> list[list[nn.Linear]]:
     """Groups of plain linear layers of one module that `forward` gives the same tensor, in the order of calls."""
     owner = {id(child): parent for parent in model.modules() for child in parent.children()}
-    calls: list[tuple[nn.Linear, Tensor]] = []
+    calls: list[tuple[nn.Linear, Tensor, int]] = []  # and how often it had been changed in place
     plain = [module for module in model.modules() if _is_plain(module)]
 
     def see(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         assert isinstance(module, nn.Linear)
         if given:
-            calls.append((module, given[0]))
+            changes = 0 if given[0].is_inference() else given[0]._version
+            calls.append((module, given[0], changes))
 
     hooks = [module.register_forward_pre_hook(see) for module in plain]
     try:
@@ -74,10 +77,10 @@ def same_inputs(model: PreTrainedModel, forward: Callable[[], object]) -> list[l
     finally:
         for hook in hooks:
             hook.remove()
-    times = Counter(id(layer.weight) for layer, _ in calls)
+    times = Counter(id(layer.weight) for layer, *_ in calls)
     groups = (
-        [layer for layer, _ in group]
-        for _, group in groupby(calls, lambda call: (id(owner.get(id(call[0]))), id(call[1])))
+        [layer for layer, *_ in group]
+        for _, group in groupby(calls, lambda c: (id(owner.get(id(c[0]))), id(c[1]), c[2]))
     )
     return [group for group in groups if _can_be_merged(group, times)]
 

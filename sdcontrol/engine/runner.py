@@ -110,7 +110,8 @@ class ModelRunner:
         self._keeps_rows = "logits_to_keep" in parameters
         self._compiles_by_size = compiles_by_size(model)
         probed, self.vocab_size = self.probe()
-        self._layer_of = {id(layer.module): index for index, layer in enumerate(probed)}
+        self.attention = tuple(layer.module for layer in probed)
+        self._layer_of = {id(module): index for index, module in enumerate(self.attention)}
         self.layers: tuple[LayerShape, ...] = tuple(layer.shape for layer in probed)
         scores = _COMPILED_PART_SCORES if self._compiles_by_size else _PART_SCORES
         self._part_work = scores / max(layer.num_heads for layer in self.layers)

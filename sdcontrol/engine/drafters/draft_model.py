@@ -83,7 +83,7 @@ class DraftModelDrafter(ModelDrafter):
         """As `hint` says; the same lag is the same object."""
         if self._strangers or self._position_limit:
             return super().offers(requests)
-        return [self._offer(len(r.tokens) - 1 - self._cached_tokens(r)) for r in requests]  # type: ignore[arg-type]
+        return [self._offer(len(r.tokens) - 1 - self._cached_tokens(r)) for r in requests]  # type: ignore[arg-type]  # the engine's own requests
 
     def _offer(self, lag: int) -> Mapping[str, Hint]:
         known = self._offer_of.get(lag)

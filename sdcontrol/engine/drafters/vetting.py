@@ -34,6 +34,7 @@ class Offers:
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], tuple[object, object, Offer]] = {}
         # ^ by what it was made of: a drafter and its answer, or two offers; held, so that no id comes again
+        self._fixed: set[int] = set()  # of the offers that are kept
 
     def of(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Offer]:
         """What a drafter offers each request; raises `DrafterFault` unless all of it can be true.
@@ -56,13 +57,15 @@ class Offers:
         ]
 
     def join(self, one: Offer, other: Offer) -> Offer:
-        """Both together; the same object where both are."""
+        """Both together; the same object where both never change."""
         key = id(one), id(other)
         known = self._kept.get(key)
-        if known is None:
-            joined: Offer = one[0] + other[0], {**one[1], **other[1]}
-            known = self._keep(key, (one, other, joined))
-        return known[2]
+        if known is not None:
+            return known[2]
+        joined: Offer = one[0] + other[0], {**one[1], **other[1]}
+        if self._fixed.issuperset(key):
+            self._keep(key, (one, other, joined))
+        return joined
 
     def _new(
         self, drafter: Drafter, answer: Mapping[str, Hint | None], new: dict[int, Offer]
@@ -76,13 +79,12 @@ class Offers:
             self._keep((id(drafter), id(answer)), (drafter, answer, offer))
         return offer
 
-    def _keep(
-        self, key: tuple[int, int], entry: tuple[object, object, Offer]
-    ) -> tuple[object, object, Offer]:
+    def _keep(self, key: tuple[int, int], entry: tuple[object, object, Offer]) -> None:
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()
+            self._fixed.clear()
         self._kept[key] = entry
-        return entry
+        self._fixed.add(id(entry[2]))
 
 
 def check_arms(drafter: Drafter, arms: Iterable[str]) -> None:
