@@ -4,7 +4,7 @@
 
 The loads, settings, rates of acceptance and scores are those of `benchmarks.gpu --part 6`; what-if simulation
 stands for the engine. Times are the roofline of Llama-3.1-8B and Llama-3.2-1B on an H200, padded to graphs'
-sizes, with 2 % of noise; how far from it steps are, and what the host takes beside them, is about what was
+sizes, with 2 % of noise; how far from it steps are, and what the host takes beside them, was fitted to what was
 measured there (docs/log.md, 2026-11-27), unless nobody drafts and the step was launched ahead of its tokens.
 Small batches say little, so they are decoded several times, by controllers of their own.
 """
@@ -36,14 +36,14 @@ from sdcontrol.traces.step_times import CostTimes, NoisyTimes, StepWork
 from sdcontrol.traces.workload import SimulatedRequest, Workload
 
 MACHINE = KnownMachine(hardware.by_name("H200"), FULL.target, {"draft_model": FULL.draft})
-_REACHED = Calibration(0.9, 0.65, 28e-6, 2.5e-7)
-_DRAFT_REACHED = Calibration(0.9, 0.65, 34e-6, 2.5e-7)
+_REACHED = Calibration(0.766, 0.592, 26e-6, 0.0, request_overhead_seconds=1.7e-7)
+_DRAFT_REACHED = replace(_REACHED, layer_overhead_seconds=42e-6)
 _NOISE = 0.02
 _LEARNING_TURNS = 3
 _MATCH_TOKENS = 4
 _LEAST_REQUESTS = 16  # of all controllers together
 _HOST = {True: (1.0e-3, 30e-6), False: (0.7e-3, 15e-6)}  # by "drafts": a step, and each request
-_MODEL_DRAFTS = 1.3e-3  # that the device waits once where a model drafts, part of its drafting
+_MODEL_DRAFTS = 0.9e-3  # that the device waits once where a model drafts, part of its drafting
 _CONTROLLER = (0.1e-3, 3e-6)  # of a plan: it learns while the device computes
 
 
@@ -154,6 +154,7 @@ class _Arm:
         batch, context, mix, seed = self._load
         requests = _requests(batch, context, mix, block + 100 * seed)
         named = [replace(request, id=f"{name}-{request.id}") for request in requests]
+        named.append(replace(requests[0], id=f"{name}-next"))  # who waits for a place
         settings = SimulationSettings(
             max_batch_size=batch,
             max_prefill_tokens=1 << 20,

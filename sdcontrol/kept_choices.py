@@ -15,7 +15,7 @@ from sdcontrol.estimators.hints import bucket_of_match
 __all__ = ["MOST_REQUESTS", "YOUNG_TOKENS", "KeptChoices", "is_kept"]
 
 MOST_REQUESTS = 4  # of a batch whose plan may be put together from earlier ones
-_STEPS = 32  # that a choice may stand for
+_STEPS = 32  # observed, that a choice may stand for
 YOUNG_TOKENS = 16  # generated; before that a request's choice stands until something is learnt
 _MOST_CHOICES = 256
 _ALIKE_TOKENS = 2  # between choices that are about the same
@@ -47,6 +47,7 @@ class KeptChoices:
         self._made: dict[_Key, dict[_Offers, _Made]] = {}
         self._said_of: tuple[BatchView, list[tuple[_Key, _Offers, _Arms]]] | None = None
         self._num_learnt = 0
+        self._num_steps = 0  # observed: an engine's own count may begin again
 
     def repeated(self, view: BatchView) -> Plan | None:
         """What was chosen when hints last said about what they say now; None: make a plan."""
@@ -57,7 +58,7 @@ class KeptChoices:
         drafters: list[str | None] = []
         left = view.free_kv_tokens
         for request, (key, offers, _) in zip(view.requests, self._said(view), strict=True):
-            then = self._standing(key, offers, view.step)
+            then = self._standing(key, offers)
             if then is None:
                 return None
             choice = _shortened(then, request, offers[1])
@@ -70,6 +71,10 @@ class KeptChoices:
                 return None
         return Plan(tuple(choices), _KEPT + given[0].reason) if left >= 0 else None
 
+    def pass_step(self) -> None:
+        """A step was observed."""
+        self._num_steps += 1
+
     def keep(self, view: BatchView, plan: Plan) -> None:
         """Take note of a plan that was made anew, before its requests count as observed."""
         if not self._keeps(view):
@@ -80,7 +85,7 @@ class KeptChoices:
         rows = zip(view.requests, plan.choices, self._said(view), strict=True)
         for request, choice, (key, offers, arms) in rows:
             is_young = key[0] is not None and request.generated_tokens < YOUNG_TOKENS
-            last_step = view.step if is_young else view.step + _STEPS
+            last_step = self._num_steps + (0 if is_young else _STEPS)
             drafter, length = choice.drafter, choice.num_draft_tokens
             used, sharing = [0] * len(arms), drafters.count(drafter) if length else 0
             if drafter in arms:
@@ -99,19 +104,19 @@ class KeptChoices:
         """Something was learnt of acceptance."""
         self._num_learnt += 1
 
-    def _standing(self, key: _Key, offers: _Offers, step: int) -> _Made | None:
+    def _standing(self, key: _Key, offers: _Offers) -> _Made | None:
         """What a request was given that still stands: for the same offers, or about the same."""
         given = self._made.get(key)
         if given is None:
             return None
         then = given.get(offers)
-        if then is not None and self._stands(then, step):
+        if then is not None and self._stands(then):
             return then
         buckets, most = offers
         shorter: list[_Made] = []
         longer: list[_Made] = []
         for (buckets_then, most_then), then in given.items():
-            if not self._stands(then, step):
+            if not self._stands(then):
                 continue
             if most_then != most and not _is_on_offer(then.used, most_then, most):
                 continue
@@ -125,8 +130,8 @@ class KeptChoices:
         between = product(shorter, longer)
         return next((then for then, other in between if _is_alike(then.choice, other.choice)), None)
 
-    def _stands(self, made: _Made, step: int) -> bool:
-        return step <= made.last_step or made.num_learnt == self._num_learnt
+    def _stands(self, made: _Made) -> bool:
+        return self._num_steps <= made.last_step or made.num_learnt == self._num_learnt
 
     def _keeps(self, view: BatchView) -> bool:
         return 0 < len(view.requests) <= MOST_REQUESTS and not view.prefill_tokens

@@ -67,6 +67,7 @@ class Lessons:
         """
         if may_repeat and self._waiting.puts_off and not is_kept(observation.plan):
             self._choices.keep(observation.view, observation.plan)
+        self._choices.pass_step()
         if observation.faults:
             self._choices.forget()
         seen = Seen(observation, is_try=self._may_rest and not may_repeat)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -1279,6 +1280,14 @@ def assert_facts_are_complete(part: int, facts: list[dict[str, object]]) -> None
         assert all("graphs" in each for each in facts), "whether forwards had graphs"
     if part in {5, 6}:
         assert all(each["counted_blocks"] == SMALL.blocks for each in facts)
+    if part == 6:
+        for each in facts:
+            spent = cast("dict[str, dict[str, float]]", each["milliseconds_of_a_step"])
+            assert spent.keys() == cast("dict[str, object]", each["rates"]).keys()
+            for ms in spent.values():
+                assert 0.0 < sum(ms.values()) - ms["all"] - ms["tokens"] <= ms["all"]
+    if part == 7:
+        assert all({OFF, ADAPTIVE} < set(each["host_microseconds"]) for each in facts)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("number", [part.number for part in command.PARTS])

@@ -33,6 +33,10 @@ class Memory:
         self.choices.keep(view, Plan(choices, "goodput: because"))
         self._came.update(request.id for request in view.requests)
 
+    def pass_steps(self, count: int) -> None:
+        for _ in range(count):
+            self.choices.pass_step()
+
     def given(self, view: BatchView) -> tuple[Choice, ...] | None:
         plan = self.choices.repeated(view)
         if plan is None:
@@ -93,13 +97,25 @@ def test_a_choice_stands_for_32_steps_and_one_of_a_request_that_has_just_come_un
 ):
     memory = known(10, Hint(8, 5), LOOK_UP)
     memory.choices.outdate()
+    memory.pass_steps(32)
     assert memory.given(view_of(42, [Hint(8, 5)])) == (LOOK_UP,)
+    memory.pass_steps(1)
     assert memory.given(view_of(43, [Hint(8, 5)])) is None
     young = view_of(50, [Hint(8, 5)], generated=2)
     memory.keep(young, LOOK_UP)
+    memory.pass_steps(49)
     assert memory.given(view_of(99, [Hint(8, 5)])) == (LOOK_UP,)
     memory.choices.outdate()
     assert memory.given(view_of(51, [Hint(8, 5)])) is None
+
+
+def test_steps_are_those_observed_whatever_an_engine_counts() -> None:
+    memory = known(1000, Hint(8, 5), LOOK_UP)
+    memory.choices.outdate()
+    memory.pass_steps(1)
+    assert memory.given(view_of(9000, [Hint(8, 5)])) == (LOOK_UP,)  # other arms had their turn
+    memory.pass_steps(32)
+    assert memory.given(view_of(3, [Hint(8, 5)])) is None  # an engine that is new
 
 
 def test_a_new_request_gets_what_others_got_in_their_first_step_and_then_its_own() -> None:

@@ -1,5 +1,6 @@
 """What was learnt offline stands beside what is learnt online, and gives way where it does not fit."""
 
+import math
 import sys
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from sdcontrol import policies
 from sdcontrol.core import BatchView, Belief, Observation, RequestView, Timing
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
-from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.estimators.cost import OnlineCost, Prediction
 from sdcontrol.estimators.price import even_draft, forward_seconds, padding_seconds
 from sdcontrol.policies.at_once import answer_at_once
 from sdcontrol.policies.checks import ToyCost
@@ -32,6 +33,14 @@ VIEW = seen_run(0, 1)[0].view
 @pytest.fixture(scope="module")
 def model() -> LearnedModel:
     return fit([seen_run(1, 120), seen_run(2, 120)])
+
+
+class Predicted(ToyCost):
+    """A cost whose last prediction was off by so much."""
+
+    def __init__(self, log_error: float) -> None:
+        super().__init__()
+        self.last_prediction = Prediction(1.0, math.exp(log_error))
 
 
 def after(model: LearnedModel, run: list[Observation]) -> tuple[Learned, OnlineCost]:
@@ -71,25 +80,74 @@ def test_a_learned_shape_follows_the_speed_of_the_machine(
     tokens=st.lists(st.integers(1, 500), min_size=2, max_size=20).map(sorted),
     kv_tokens=st.integers(1, 100_000),
     num_requests=st.integers(1, 64),
-    slower=st.sampled_from([0.01, 1.0, 100.0]),
+    off=st.tuples(st.sampled_from([0.01, 1.0, 100.0]), st.one_of(st.none(), st.floats(0.0, 2.0))),
 )
 def test_a_mixed_price_is_monotone_and_never_far_from_the_online_one(
-    model: LearnedModel, tokens: list[int], kv_tokens: int, num_requests: int, slower: float
+    model: LearnedModel,
+    tokens: list[int],
+    kv_tokens: int,
+    num_requests: int,
+    off: tuple[float, float | None],
 ) -> None:
-    """Within a factor of 2, the root of 4, however wrong the learned one is; padding is beside that."""
-    policy = Learned(model)
+    """Within a factor of 4 to the power of its weight, however wrong the learned one is; padding is beside that.
+
+    `off` is the learned price, and by how much the online one was.
+    """
+    policy, (slower, log_error) = Learned(model), off
     policy.update(seen_run(6, 1, slower=slower)[0])
     online = ToyCost()
+    if log_error is not None:
+        for _ in range(30):
+            policy.speeds.hear(Predicted(log_error))
+    most = 1.001 * 4.0**policy.speeds.weight
     mixed = policy.speeds.with_online(online, VIEW)
     points = np.array(tokens, float)
     prices = mixed.verify_seconds(points, float(kv_tokens), num_requests)
     plain = online.verify_seconds(points, float(kv_tokens), num_requests)
     assert (np.diff(prices) >= -1e-15).all()
     prices -= padding_seconds(mixed, float(kv_tokens)) * even_draft(points, num_requests)
-    assert (prices <= 2.001 * plain).all()
-    assert (prices >= plain / 2.001).all()
+    assert (prices <= most * plain).all()
+    assert (prices >= plain / most).all()
     rounds = mixed.draft_seconds(ARM, points, 10.0 * points)
     assert (np.diff(rounds) >= -1e-15).all()
+
+
+@pytest.mark.parametrize(("log_error", "least", "most"), [(0.3, 0.9, 1.0), (0.001, 0.0, 0.1)])
+def test_the_forecast_that_was_nearer_of_late_counts_for_more(
+    model: LearnedModel, log_error: float, least: float, most: float
+) -> None:
+    """Steps are within 2 % of the learned shape, which is a running mean of some of them."""
+    policy, _ = after(model, seen_run(4, 60, noise=0.02))
+    for _ in range(60):
+        policy.speeds.hear(Predicted(log_error))
+    assert least <= policy.speeds.weight <= most
+
+
+def test_a_step_is_forecast_nearer_than_by_both_counting_the_same(model: LearnedModel) -> None:
+    """On a machine that is twice as slow from the middle on, which the online cost follows later."""
+    policy, online, errors = Learned(model), OnlineCost(), []
+    for observation in [*seen_run(21, 40), *seen_run(22, 40, slower=2.0)]:
+        mixed = policy.speeds.with_online(online, observation.view)
+        costs = mixed, online, MixedCost(policy.speeds, online, is_alone=True)
+        forecasts = [observed_seconds(observation, cost) for cost in costs]
+        together, *each = np.log(observation.timing.total_seconds / np.array(forecasts))
+        errors.append(np.abs([together, *each, np.mean(each)]))
+        online.update(observation)
+        policy.update(observation)
+    together, by_online, by_learned, alike = np.mean(errors[1:], axis=0)
+    assert by_learned < together < 0.95 * alike < alike < by_online
+
+
+def test_a_prediction_is_heard_once_and_one_that_is_no_number_never(model: LearnedModel) -> None:
+    policy, online = after(model, seen_run(7, 20))
+    policy.speeds.hear(online)
+    weight = policy.speeds.weight
+    policy.speeds.hear(online)
+    assert policy.speeds.weight == weight
+    policy.speeds.hear(Predicted(float("nan")))
+    assert policy.speeds.weight == weight
+    policy.speeds.hear(Predicted(1.0))
+    assert policy.speeds.weight > weight
 
 
 def test_prices_in_one_piece_are_those_one_by_one(model: LearnedModel) -> None:

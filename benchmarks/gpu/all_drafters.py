@@ -1,4 +1,4 @@
-"""Engines of one load with every drafter, accepted at the rates of the requests' kinds.
+"""Engines of one load with every drafter, accepted at the rates of the requests' kinds, one more of which waits.
 
 Of a size of their own each: of one engine for all loads, graphs would have too many shapes.
 """
@@ -22,7 +22,8 @@ def open_decoder(bench: Bench, batch: int, context: int) -> Decoder:
     """With the load's contexts in place."""
     drafters = ("draft_model", bench.scale.sparse_arm, "ngram")
     kv_tokens = kv_tokens_of(bench, batch, context)
-    decoder = bench.decoder(DecoderSpec(drafters, _VERIFIER, kv_tokens, batch, _room(bench)))
+    spec = DecoderSpec(drafters, _VERIFIER, kv_tokens, batch, _room(bench), has_queue=True)
+    decoder = bench.decoder(spec)
     decoder.prepare(batch, context)
     return decoder
 

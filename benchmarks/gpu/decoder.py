@@ -7,7 +7,7 @@ the engine does on its own (graphs, overlap, kernels) is as its settings have it
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
@@ -63,6 +63,9 @@ class DecoderSpec:
     room: int  # tokens that a request may grow by in a turn
     extra: tuple[Drafter, ...] = ()
     compiles: bool = True  # layers of captured forwards
+    has_queue: bool = (
+        False  # somebody waits for a place in a batch that is full, as on a server with work to do
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ class Decoder:
         """
         self._put_in(arm)
         live = self._submit(seeds or range(len(self._prompts)), speculation)
+        waiting = self._queue() if self.spec.has_queue else ()
         self._admit(live, warm_steps)
         gc.collect()
         timed, before, captures = _Timed(), _num_emitted(live), self.graphs.capture_seconds
@@ -164,7 +168,7 @@ class Decoder:
         seconds = time.perf_counter() - started
         tokens = _num_emitted(live) - before
         captures = self.graphs.capture_seconds - captures
-        self._cancel(live)
+        self._cancel((*waiting, *live))
         check_drafters(self.engine)
         return Turn(
             tokens,
@@ -229,8 +233,14 @@ class Decoder:
         for _ in range(warm_steps):
             self.engine.step()
 
-    def _cancel(self, live: Mapping[str, Request]) -> None:
-        for name in live:
+    def _queue(self) -> tuple[str, ...]:
+        """One request more than there are places."""
+        sampler = RowSampler(processors=LogitsProcessorList(), seed=0)
+        decoding = Decoding(sampler, StopRules(max_new_tokens=self.spec.room), 0.0)
+        return (self.engine.enqueue(self._prompts[0].tokens, decoding, speculation=True),)
+
+    def _cancel(self, names: Iterable[str]) -> None:
+        for name in names:
             self.engine.cancel(name)
         while self.engine.has_work:
             self.engine.step()

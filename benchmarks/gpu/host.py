@@ -1,6 +1,7 @@
-"""Part 7: what the host costs: controller, n-gram drafter, the rest; graphs; peak memory."""
+"""Part 7: what the host costs: controller, n-gram drafter, the rest by part; graphs; peak memory."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -8,13 +9,14 @@ import torch
 from benchmarks.gpu.acceptance import MIXES, seeds_of
 from benchmarks.gpu.all_drafters import kv_tokens_of, open_decoder
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.decoder import Turn
+from benchmarks.gpu.decoder import Decoder, Turn
 from benchmarks.gpu.figures import CellFigures, Figure
+from benchmarks.gpu.host_parts import HostParts, watched
 from benchmarks.gpu.part import Cell, Part
 from benchmarks.regret.grid import PhaseSpec
 from benchmarks.regret.pairs import prompts_of
 from benchmarks.regret.rig import Arm
-from benchmarks.regret.scoring import ADAPTIVE
+from benchmarks.regret.scoring import ADAPTIVE, OFF
 from sdcontrol.engine.drafters.base import DraftTask
 from sdcontrol.engine.drafters.ngram import NgramDrafter
 
@@ -22,6 +24,7 @@ __all__ = ["PART"]
 
 _NGRAM_STEPS = 50
 _NGRAM_DRAFT = 4
+_WATCHED = {OFF: OFF, "ngram:4": "static:ngram:4", ADAPTIVE: ADAPTIVE}
 
 
 def cells(bench: Bench) -> list[Cell]:
@@ -67,7 +70,23 @@ def _measure(bench: Bench, batch: int, context: int) -> CellFigures:
         figures.append(Figure("graph memory, of what the pool leaves for it", left))
         peak = torch.cuda.max_memory_allocated(bench.device)
         figures.append(Figure("peak memory", peak / 1e9, "GB"))
-    return CellFigures(tuple(figures), {"graphs": decoder.graph_facts()})
+    facts = {
+        "graphs": decoder.graph_facts(),
+        "host_microseconds": _host_parts(bench, decoder, seeds),
+    }
+    return CellFigures(tuple(figures), facts)
+
+
+def _host_parts(bench: Bench, decoder: Decoder, seeds: Sequence[int]) -> dict[str, HostParts]:
+    """By arm, the parts of the host's work in a step that is like the others; none is timed meanwhile."""
+    found: dict[str, HostParts] = {}
+    for name, spec in _WATCHED.items():
+        arm, drafters = Arm(name, spec), ("ngram",) if name.startswith("ngram") else True
+        decoder.turn(arm, steps=bench.scale.steps, seeds=seeds, speculation=drafters)
+        found[name] = {}
+        with watched(found[name]):
+            decoder.turn(arm, steps=bench.scale.steps, seeds=seeds, speculation=drafters)
+    return found
 
 
 def _step_figures(turns: list[Turn]) -> list[Figure]:

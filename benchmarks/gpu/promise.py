@@ -107,6 +107,7 @@ def _measure(bench: Bench, batch: int, context: int, mix: str) -> CellFigures:
     facts: dict[str, object] = {
         **block_facts(len(rates[OFF]), bench.scale.blocks),
         "rates": {name: [round(rate, 1) for rate in each] for name, each in rates.items()},
+        "milliseconds_of_a_step": {name: _step_parts(each) for name, each in turns.items()},
         "dropped_after_block_2": {name: round(share, 3) for name, share in dropped.items()},
         "choices": {f"{arm}:{n}": count for (arm, n), count in _most_chosen(arms[ADAPTIVE])},
         "accepted_of_proposed": {
@@ -165,6 +166,16 @@ def _turn(bench: Bench, decoder: Decoder, arm: Arm, seeds: Sequence[int], block:
             decoder.turn(arm, steps=steps, seeds=own, speculation=speculation)
     timed = steps if block or learns else 2
     return decoder.turn(arm, steps=timed, seeds=seeds, speculation=speculation)
+
+
+def _step_parts(turns: Sequence[Turn]) -> dict[str, float]:
+    """Of an arm's average step: all of it, and what is told of its parts; the tokens that it brought."""
+    steps = sum(turn.stats.steps for turn in turns)
+    names = dict.fromkeys(name for turn in turns for name in turn.stats.seconds)
+    parts = {n: sum(turn.stats.seconds.get(n, 0.0) for turn in turns) for n in names}
+    whole = {"all": sum(turn.seconds for turn in turns), **parts}
+    found = {name: round(1e3 * seconds / steps, 3) for name, seconds in whole.items()}
+    return {**found, "tokens": round(sum(turn.tokens for turn in turns) / steps, 2)}
 
 
 def _most_chosen(arm: Arm) -> list[tuple[tuple[str, int], int]]:

@@ -1,13 +1,15 @@
 """A learned cost on today's machine: its shape at the speed of the last steps, beside the online one.
 
 Two forecasts with different errors are better together: the learned one knows the shape before the
-first step, the online one follows what the machine does. Their geometric mean is taken, and the learned
+first step, the online one follows what the machine does. Their geometric mean is taken, in which that counts for
+more which was nearer of late, and the learned
 one may part from the online one by a factor of 4 at most, so that it can never be much worse; of padding to
 the longest draft, which the online one may not know at all, the arithmetic mean without a bound. Where its own
 errors say that it is not of this machine, it is not used. Knows nothing of acceptance or files.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,11 +33,14 @@ __all__ = ["MixedCost", "Speeds", "TermedMix"]
 
 VERIFY, OVERHEAD = "verify", "overhead"  # phases beside the families of drafters
 
-_RATE = 0.3
+_RATE = 0.5  # times of neighbouring steps are alike
 _MOST_NEWS = 0.5  # log-ratio that one step counts for, after the first few
 _FIRST_STEPS = 3
 _STRANGE_ERROR, _STRANGE_TIMES = 0.15, 2.0  # running error beyond these, of the trained one
 _ERROR_RATE = 0.05
+_FIRST_ERROR = 0.05  # of both forecasts of a step: log-ratio to what was measured
+_FORECAST_RATE, _MOST_ERROR = 0.1, 0.5
+_SHARPNESS = 3.0  # power of the errors by which forecasts weigh
 
 
 @dataclass(slots=True)
@@ -61,6 +66,9 @@ class Speeds:
     typical_error: float  # mean absolute log error of held-out steps
     _levels: dict[str, _Level] = field(default_factory=dict)
     _error: float = 0.0
+    _own_error: float = _FIRST_ERROR  # running, of a step's forecast
+    _online_error: float = _FIRST_ERROR
+    _heard: object = None  # the online cost's last prediction
     _lines: dict[tuple[str, ...], FloatArray] = field(default_factory=dict)
 
     @property
@@ -82,18 +90,40 @@ class Speeds:
         if not view.requests:
             return 0.0
         self._lines.clear()
-        is_first = not self.is_measured
-        expected = self.learned.of_verification(verify_load(observation))
-        surprise = self._compare(VERIFY, timing.verify_seconds, expected)
-        if not is_first:
-            self._error += _ERROR_RATE * (min(abs(surprise), 1.0) - self._error)
+        is_first, learned = not self.is_measured, self.learned
+        verified = learned.of_verification(verify_load(observation))
         rest = timing.overhead_seconds + timing.controller_seconds
-        self._compare(OVERHEAD, rest, self.learned.overhead)
+        phases = [(VERIFY, timing.verify_seconds, verified), (OVERHEAD, rest, learned.overhead)]
         for family, load in draft_loads(observation).items():
             seconds = timing.draft_seconds.get(family)
-            if seconds is not None and family in self.learned.rounds:
-                self._compare(family, seconds, self.learned.of_drafting(family, load))
+            if seconds is not None and family in learned.rounds:
+                phases.append((family, seconds, learned.of_drafting(family, load)))
+        if not is_first:
+            self._judge(phases)
+        surprise, *_ = [self._compare(*phase) for phase in phases]
+        if not is_first:
+            self._error += _ERROR_RATE * (min(abs(surprise), 1.0) - self._error)
         return surprise
+
+    @property
+    def weight(self) -> float:
+        """Of the learned forecast beside the online one, 0 to 1: as near as each was of late."""
+        own, online = self._own_error**_SHARPNESS, self._online_error**_SHARPNESS
+        return online / (own + online) if own + online > 0.0 else 0.5
+
+    def hear(self, online: Cost) -> None:
+        """Take note of how near the online cost's last prediction was, if it is a new one."""
+        said = getattr(online, "last_prediction", None)
+        if said is not None and said is not self._heard:
+            self._heard = said
+            self._online_error = _nearer(self._online_error, said.log_error)
+
+    def _judge(self, phases: Sequence[tuple[str, float, float]]) -> None:
+        """How near the forecast of a step's learnt phases was, before anything is learnt from it."""
+        measured = sum([seconds for _, seconds, _ in phases])
+        expected = sum([self.ratio(phase) * usual for phase, _, usual in phases])
+        if is_plausible(measured) and expected > 0.0:
+            self._own_error = _nearer(self._own_error, math.log(measured / expected))
 
     def _compare(self, phase: str, seconds: float, expected: float) -> float:
         """Learn from one phase; the log-ratio to what was expected of it."""
@@ -124,6 +154,7 @@ class Speeds:
 
     def with_online(self, online: Cost, view: BatchView) -> "MixedCost":
         """What a step costs now. Before the first step the online cost has nothing to say."""
+        self.hear(online)
         if not self.is_measured:
             return MixedCost(self, online, is_alone=True)
         if not has_terms(online):
@@ -155,14 +186,15 @@ class MixedCost:
         return np.asarray(self._mixed(VERIFY, online, learned) + padding)
 
     def padding_seconds(self, kv_tokens: float) -> float:
-        """What a token more of the longest draft adds: the arithmetic mean.
+        """What a token more of the longest draft adds: the arithmetic mean, by weight.
 
         One may count as padding what the other counts as tokens; so the parts of a forward still add up.
         """
         learned = self.speeds.learned.padding_seconds(kv_tokens) * self.speeds.ratio(VERIFY)
         if self.is_alone:
             return learned
-        return 0.5 * (padding_seconds(self.online, kv_tokens) + learned)
+        online = padding_seconds(self.online, kv_tokens)
+        return online + self.speeds.weight * (learned - online)
 
     def draft_seconds(
         self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
@@ -198,12 +230,13 @@ class MixedCost:
         if self.is_alone:
             return np.asarray(learned * ratio)
         shape = np.shape(online)
-        return means(np.ravel(online), np.ravel(learned), ratio).reshape(shape)
+        today = ratio, self.speeds.weight
+        return means(np.ravel(online), np.ravel(learned), today).reshape(shape)
 
     def _mixed_number(self, online: float, learned: float) -> float:
         if self.is_alone:
             return learned
-        return mean(online, learned)
+        return mean(online, learned, self.speeds.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +248,9 @@ class TermedMix(MixedCost):
     def terms(self, kv_tokens: float, num_requests: int, families: tuple[str, ...]) -> StepTerms:
         """See `price.TermedCost`."""
         online = self._termed.terms(kv_tokens, num_requests, families)
-        learned, ratio = self.speeds.learned, self.speeds.ratio(VERIFY)
-        load, shape = (float(kv_tokens), num_requests), (learned.knots, learned.verify, ratio)
+        speeds, learned = self.speeds, self.speeds.learned
+        today = speeds.ratio(VERIFY), speeds.weight
+        load, shape = (float(kv_tokens), num_requests), (learned.knots, learned.verify, today)
         seconds = on_grid(*online.pricing, load, shape)
         pricing = _as_they_are(online.pricing[0][0], seconds)
         return StepTerms(
@@ -247,8 +281,16 @@ class TermedMix(MixedCost):
         return self.online
 
     def _mixed_lines(self, online: FloatArray, families: tuple[str, ...]) -> FloatArray:
-        lines: FloatArray = mixed_lines(online, self.speeds.lines(families), self.load)
+        speeds = self.speeds
+        lines: FloatArray = mixed_lines(online, speeds.lines(families), self.load, speeds.weight)
         return lines
+
+
+def _nearer(running: float, log_error: float) -> float:
+    """A running error after another one."""
+    if not math.isfinite(log_error):
+        return running
+    return running + _FORECAST_RATE * (min(abs(log_error), _MOST_ERROR) - running)
 
 
 def _as_they_are(grid: FloatArray, seconds: FloatArray) -> Pricing:

@@ -76,28 +76,30 @@ def trust_of(runs: Sequence[Run]) -> tuple[bool, float]:
             for run, span in zip(runs, held, strict=True)
         ]
     table = np.concatenate(found)
-    measured, online, learned, surprise = table[np.isfinite(table).all(axis=1)].T
+    measured, online, learned, weight, surprise = table[np.isfinite(table).all(axis=1)].T
     if not len(measured):
         return False, 0.0
     alone = np.abs(measured - online).mean()
-    together = np.abs(measured - 0.5 * (online + learned)).mean()
+    together = np.abs(measured - online - weight * (learned - online)).mean()
     return bool(together <= _TOLERANCE * alone), float(np.abs(surprise).mean())
 
 
 def _forecasts(cost: LearnedCost, run: Run) -> FloatArray:
-    """Log seconds `[steps, 4]`: measured, forecast online, forecast by `cost`, and its surprise.
+    """Log seconds `[steps, 5]`: measured, forecast online, forecast by `cost`, whose weight and surprise follow.
 
     NaN for steps without a time, and for the first, before which nobody can know the machine.
     """
     online, speeds = OnlineCost(), Speeds(cost, typical_error=np.inf)
-    rows = np.full((len(run), 4), np.nan)
+    rows = np.full((len(run), 5), np.nan)
     for row, observation in zip(rows, run, strict=True):
         if is_timed(observation):
             costs: tuple[Cost, Cost] = online, MixedCost(speeds, online, is_alone=True)
             forecasts = [observed_seconds(observation, c) for c in costs]
-            is_first = not speeds.is_measured
+            is_first, weight = not speeds.is_measured, speeds.weight
             surprise = speeds.update(observation)
             if not is_first and min(forecasts) > 0.0:
-                row[:] = *np.log([observation.timing.total_seconds, *forecasts]), surprise
+                logs = np.log([observation.timing.total_seconds, *forecasts])
+                row[:] = *logs, weight, surprise
         online.update(observation)
+        speeds.hear(online)
     return rows
