@@ -18,6 +18,7 @@ from sdcontrol.engine.drafters.pages import PageScorer
 from sdcontrol.engine.drafters.sparse_kv import SparseKVDrafter
 from sdcontrol.engine.generation import decoding_of, prepare_config
 from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.sampling import process_rows
 from sdcontrol.engine.static_inputs import StaticInputs
@@ -171,6 +172,30 @@ class Even(RecordingPlanner):
 
     def plan(self, view: BatchView) -> Plan:
         return Plan.uniform(view, SPARSE[1], 3)
+
+
+def test_where_caches_lag_the_first_round_is_asked_for_before_the_others_are_made_ready(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    """The device computes it meanwhile: what it waits for the host is the first round's own."""
+    done: list[str] = []
+    forward, prepare = rounds.RoundModel.forward, ChainedForwards.__init__
+
+    def first(self: rounds.RoundModel, segments: Sequence[Segment]) -> Tensor:
+        done.append("first round" if any(len(s.tokens) > 1 for s in segments) else "other")
+        return forward(self, segments)
+
+    def others(self: ChainedForwards, *args: object) -> None:
+        done.append("others")
+        prepare(self, *args)  # type: ignore[arg-type]
+
+    patch.setattr(rounds.RoundModel, "forward", first)
+    patch.setattr(ChainedForwards, "__init__", others)
+    observed((draft_model(),), (GREEDY,), refines=False)
+    lagging = [place for place, name in enumerate(done) if name == "first round"]
+    followed = [done[place + 1 : place + 2] for place in lagging]
+    assert followed.count(["others"]) > 5
+    assert "other" not in done  # nobody who does not lag is computed so
 
 
 def test_page_tables_are_filled_once_for_all_rounds_of_a_draft(patch: pytest.MonkeyPatch) -> None:

@@ -85,12 +85,12 @@ def _piece(chain: Segment, index: int) -> Segment:
 
 
 def _moves(chains: Sequence[Segment]) -> IntArray:
-    moves: IntArray = np.zeros((len(chains[0].tokens), 3, len(chains)), dtype=np.int64)
-    moves[:, 2] = _NO_KEYS
-    for column, chain in enumerate(chains):
-        count = len(chain.tokens)
-        positions = np.arange(chain.start, chain.start + count)
-        moves[:count, :, column] = np.stack(
-            (positions, chain.slots, positions - chain.table.shift), axis=1
-        )
+    lengths = np.array([len(chain.tokens) for chain in chains])
+    rounds = np.arange(lengths[0])[:, None]
+    positions = rounds + np.array([chain.start for chain in chains])
+    is_open = rounds < lengths
+    moves: IntArray = np.zeros((len(rounds), 3, len(chains)), dtype=np.int64)
+    moves[:, 0] = np.where(is_open, positions, 0)
+    moves[:, 2] = np.where(is_open, positions - [c.table.shift for c in chains], _NO_KEYS)
+    moves[:, 1].T[is_open.T] = [slot for chain in chains for slot in chain.slots]
     return moves

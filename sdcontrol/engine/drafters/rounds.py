@@ -134,8 +134,8 @@ def _need_no_host(chains: Sequence[_Chain], model: RoundModel) -> bool:
 
 def _draft_on_device(chains: Sequence[_Chain], model: RoundModel) -> None:
     """Fill `chains`, the longest first, from one copy of all rounds' tokens and confidences."""
-    sampler = _RoundSampler(chains, model.runner)
     logits, forwards = _first_round(chains, model)
+    sampler = _RoundSampler(chains, model.runner)
     rounds = [sampler.sample(logits, 0)]
     for index in range(1, chains[0].limit):
         assert forwards is not None
@@ -159,7 +159,8 @@ def _first_round(
 ) -> tuple[Tensor, ChainedForwards | None]:
     """Logits `[chains, vocab]`, and what makes the forwards of the rounds that follow, if any do.
 
-    Where nobody has to catch up, the first round is one of the others: they share their tables.
+    Where nobody has to catch up, the first round is one of the others: they share their tables. Else the
+    others are made ready while the device computes it.
     """
     firsts = [model.segment(chain.request, ()) for chain in chains]
     if all(len(first.tokens) == 1 for first in firsts):
@@ -168,9 +169,9 @@ def _first_round(
         forwards = ChainedForwards(model.runner, whole)
         ids = upload(_int64([first.tokens[0] for first in firsts]), model.runner.device)
         return model.fitted(forwards.forward(ids)), forwards
+    logits = model.forward(firsts)
     seconds = [(model.segment(chain.request, (0,)), chain) for chain in chains if chain.limit > 1]
     rest = [_prolonged(second, chain, chain.limit - 1, model) for second, chain in seconds]
-    logits = model.forward(firsts)
     return logits, ChainedForwards(model.runner, rest) if rest else None
 
 
