@@ -63,9 +63,7 @@ class DecoderSpec:
     room: int  # tokens that a request may grow by in a turn
     extra: tuple[Drafter, ...] = ()
     compiles: bool = True  # layers of captured forwards
-    has_queue: bool = (
-        False  # somebody waits for a place in a batch that is full, as on a server with work to do
-    )
+    has_queue: bool = False  # one more request waits for a place, as on a server with work to do
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What each part of the host's work takes in a step, by the host's clock: for the one turn that is watched.
 
-Knows which calls a step of the engine consists of; nothing of what they do. Watching takes a microsecond a
-call, so that turns which are timed are not watched.
+Knows which calls a step of the engine consists of; nothing of what they do. Watching takes time itself, so
+turns that are timed are not watched.
 """
 
 import statistics
