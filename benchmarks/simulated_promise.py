@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.gpu.acceptance import KINDS, MIXES, seeds_of
 from benchmarks.gpu.promise import RIVAL, fixed_specs
 from benchmarks.gpu.scale import FULL
+from benchmarks.known_machine import waited
 from benchmarks.measuring import write_results
 from benchmarks.regret.scoring import ADAPTIVE, OFF, score_cell
 from benchmarks.simulated_regret import runs_of
@@ -43,7 +44,6 @@ _LEARNING_TURNS = 3
 _MATCH_TOKENS = 4
 _LEAST_REQUESTS = 16  # of all controllers together
 _HOST = {True: (1.0e-3, 30e-6), False: (0.7e-3, 15e-6)}  # by "drafts": a step, and each request
-_MODEL_DRAFTS = 0.9e-3  # that the device waits once where a model drafts, part of its drafting
 _CONTROLLER = (0.1e-3, 3e-6)  # of a plan: it learns while the device computes
 
 
@@ -78,10 +78,7 @@ class _GpuTimes:
     def timing(self, work: StepWork) -> Timing:
         """Of one step; what was launched ahead takes its forward alone."""
         timing, drafts = self._times.timing(work), bool(work.drafts)
-        seconds = {
-            family: taken + (0.0 if family == "ngram" else _MODEL_DRAFTS)
-            for family, taken in timing.draft_seconds.items()
-        }
+        seconds = waited(timing.draft_seconds)
         self.launched_ahead = self._was_plain and not drafts and self._controller.plans_ahead
         self._was_plain = not drafts
         if self.launched_ahead:

@@ -1,11 +1,11 @@
 """A learned cost on today's machine: its shape at the speed of the last steps, beside the online one.
 
 Two forecasts with different errors are better together: the learned one knows the shape before the
-first step, the online one follows what the machine does. Their geometric mean is taken, in which that counts for
-more which was nearer of late, and the learned
-one may part from the online one by a factor of 4 at most, so that it can never be much worse; of padding to
-the longest draft, which the online one may not know at all, the arithmetic mean without a bound. Where its own
-errors say that it is not of this machine, it is not used. Knows nothing of acceptance or files.
+first step, the online one follows what the machine does. Their geometric mean is taken, in which that
+counts for more which was nearer of late. The learned one may part from the online one by a factor of 4 at
+most, so that it can never be much worse; of padding to the longest draft, which the online one may not know
+at all, the arithmetic mean without a bound. Where its own errors say that it is not of this machine, it is
+not used. Knows nothing of acceptance or files.
 """
 
 import math
