@@ -18,6 +18,7 @@ many tokens, what more or fewer would take is never seen, and a wrong price keep
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,7 @@ _LASTING_VARIANCE = 0.5  # of an arm's log-odds of acceptance, however often it 
 _FIRST_VARIANCE = 1.0  # on top of that, of one never seen
 _KNOWN_TOKENS = 4.0  # verified tokens that halve the latter
 _SEEN_MEMORY = 0.99  # of verified tokens, per step
-_UNMEASURED_ROUND = 0.5  # what a round that was never measured may take, of what is believed
+_HOPED_ROUNDS = 0.5, 0.7, 0.85, 1.0  # what rounds measured so often may take, of what is believed
 _EAGER_STEPS = 200  # each of which is looked at, before looks become rare: they take time
 _FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK, _RARE = 4, 16  # the latter where it weighs
@@ -81,7 +82,7 @@ class Probing:
         self._noted: list[Observation] = []  # observed, and not counted yet
         self._spent: dict[str, float] = {}  # by arm, not long ago
         self._confirmed: dict[str, int] = {}  # by arm, probes in a row after which it stayed off
-        self._measured: set[str] = set()  # families
+        self._measured: Counter[str] = Counter()  # steps, by family
         self._shadowed: set[str] = set()  # arms
         self._seen: dict[str, float] = {}  # by arm, tokens verified not long ago
         self._lengths = Lengths()
@@ -110,11 +111,9 @@ class Probing:
         seconds = timing.total_seconds
         tried = try_of(observation.plan)
         probed = tried.arm if tried is not None else None
-        for drafter in {choice.drafter for choice in observation.plan.choices}:
-            if drafter is not None:
-                self._measured.add(family_of(drafter))
-                if drafter != probed:
-                    self._confirmed[drafter] = 0
+        used = {choice.drafter for choice in observation.plan.choices if choice.drafter is not None}
+        self._measured.update(set(map(family_of, used)))
+        self._confirmed.update(dict.fromkeys(used - {probed}, 0))
         is_decode = bool(observation.view.requests) and not observation.view.prefill_tokens
         if is_decode and 0.0 < seconds < _LONGEST_SECONDS:  # a prompt's time is no measure
             self._earn(seconds)
@@ -232,7 +231,7 @@ class Probing:
             a,
             probe.request,
             spread=math.sqrt(_LASTING_VARIANCE + _FIRST_VARIANCE / known),
-            round_share=1.0 if family_of(arm) in self._measured else _UNMEASURED_ROUND,
+            round_share=_HOPED_ROUNDS[min(self._measured[family_of(arm)], len(_HOPED_ROUNDS) - 1)],
         )
         return gained * self._step_seconds / probe.whole
 
