@@ -3,9 +3,11 @@
     @compiled("float64(float64[::1], int64)")
     def best(values, count): ...
 
-A signature is compiled when its module is imported, once per machine: numba keeps the result on
-disk. It looks at one file only, though a caller keeps what it inlined from others, so what is kept
-goes by a digest of all compiled files: a change of one compiles them all anew. Where numba cannot be imported the same function runs as plain Python: same results, slower.
+A signature is compiled when its module is imported, once per machine, which is said aloud: numba keeps the
+result on disk. It looks at one file only, though a caller keeps what it inlined from others, so what is kept
+goes by a digest of all compiled files: a change of one compiles them all anew. Where nothing can be kept, each
+process compiles; where numba cannot be imported, or its compiler is turned off, the same function runs as
+plain Python: same results, slower.
 `array_at` is for loops over many arrays at once, and needs numba. Knows nothing of what is computed.
 """
 
@@ -24,6 +26,8 @@ __all__ = ["array_at", "compiled", "is_compiling"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
+_log = EventLog(__name__)
+
 try:
     import numba
     from numba import carray  # type: ignore[attr-defined]  # as documented
@@ -31,11 +35,10 @@ try:
     from numba.extending import intrinsic, overload
 except ImportError:  # a Python that is too new for it, say
     numba = None  # type: ignore[assignment]  # a module that is missing
-    EventLog(__name__).warning(
-        "numba_missing", remedy="pip install numba; planning is slow without"
-    )
+    _log.warning("numba_missing", remedy="pip install numba; planning is slow without")
 
-is_compiling = numba is not None
+is_compiling = numba is not None and not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
+_DURATION = "one to two minutes"
 
 
 def compiled(*signatures: str, is_inlined: bool = False) -> Callable[[_Function], _Function]:
@@ -46,19 +49,50 @@ def compiled(*signatures: str, is_inlined: bool = False) -> Callable[[_Function]
     """
 
     def decorate(function: _Function) -> _Function:
-        if numba is None:
+        if not is_compiling:
             return function
         function.__qualname__ += f"-{_digest()}"  # part of the names of numba's files
-        compile_for = numba.njit(
-            list(signatures),
-            cache=True,
-            nogil=True,
-            error_model="numpy",
-            forceinline=is_inlined,
-        )
-        return cast(_Function, compile_for(function))
+        try:
+            made = _made(function, signatures, is_inlined=is_inlined, is_kept=True)
+        except (RuntimeError, OSError):  # no folder may be written, or none has room
+            _say_that_nothing_is_kept()
+            made = _made(function, signatures, is_inlined=is_inlined, is_kept=False)
+        else:
+            if made.stats.cache_misses:
+                _say_that_all_is_compiled()
+        return cast(_Function, made)
 
     return decorate
+
+
+def _made(
+    function: Callable[..., object],
+    signatures: tuple[str, ...],
+    *,
+    is_inlined: bool,
+    is_kept: bool,
+) -> Any:
+    compile_for = numba.njit(
+        list(signatures),
+        cache=is_kept,
+        nogil=True,
+        error_model="numpy",
+        forceinline=is_inlined,
+    )
+    return compile_for(function)
+
+
+@cache
+def _say_that_all_is_compiled() -> None:
+    """Say so once, after the first function of many."""
+    _log.warning("compilation_begun", takes=_DURATION, once="on this machine")
+
+
+@cache
+def _say_that_nothing_is_kept() -> None:
+    """Say so once."""
+    remedy = "let NUMBA_CACHE_DIR name a folder that may be written"
+    _log.warning("compiled_code_not_kept", takes=_DURATION, each="process", remedy=remedy)
 
 
 def array_at(address: int, size: int) -> NDArray[np.uint32]:

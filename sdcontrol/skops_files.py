@@ -7,13 +7,14 @@ from pathlib import Path
 from types import ModuleType
 
 from sdcontrol.errors import ConfigError
+from sdcontrol.extras import needed
 
 __all__ = ["read_skops", "write_skops"]
 
 
 def write_skops(state: dict[str, object], path: Path) -> None:
     """Write `state`, which holds arrays, numbers and strings."""
-    with _aliases_hidden():
+    with needed(), _aliases_hidden():
         from skops.io import dump
 
     dump(state, path)
@@ -21,7 +22,7 @@ def write_skops(state: dict[str, object], path: Path) -> None:
 
 def read_skops(path: Path) -> object:
     """What `write_skops` wrote. Raises `ConfigError` for anything else, before it is built."""
-    with _aliases_hidden():
+    with needed(), _aliases_hidden():
         from skops.io import get_untrusted_types, load
 
     try:

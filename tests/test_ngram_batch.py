@@ -153,10 +153,18 @@ TestRequests = Requests.TestCase
 TestRequestsOfBushyTrees = RequestsOfBushyTrees.TestCase
 
 
-@pytest.mark.parametrize("max_branches", [1, 2, 3])
-def test_without_numba_all_are_told_the_same(max_branches: int) -> None:
+@pytest.mark.parametrize(
+    ("max_branches", "without"),
+    [
+        (1, "import sys; sys.modules['numba'] = None"),
+        (2, "import sys; sys.modules['numba'] = None"),
+        (3, "import sys; sys.modules['numba'] = None"),
+        (2, "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"),
+    ],
+)
+def test_without_a_compiler_all_are_told_the_same(max_branches: int, without: str) -> None:
     program = (
-        "import sys; sys.modules['numba'] = None\n"
+        f"{without}\n"
         "from tests.test_ngram_batch import told_together\n"
         f"print(*told_together({max_branches}), sep='\\n')"
     )

@@ -65,6 +65,10 @@ def test_the_four_ways_to_name_a_policy_agree() -> None:
         ("static:ngram:many", ConfigError, "static:DRAFTER:TOKENS"),
         ("off:1", ConfigError, "'1'"),
         (3, ConfigError, "int"),
+        ("static", ConfigError, "drafter and num_draft_tokens, as in static:ngram:4"),
+        ("learned", ConfigError, "needs model, as in learned:policy.skops"),
+        ("oracle", ConfigError, "'oracle' needs foresight"),
+        ("ngram:4", UnknownName, "static:DRAFTER:TOKENS"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_the_nearest_valid_name(

@@ -13,6 +13,7 @@ from benchmarks.simulated_promise import measure
     [
         (256, 512, "0.9", 0.98, 0.98),  # drafts would pay, if nobody had to wait for the host
         (64, 512, "0.7", 0.98, 0.98),
+        (64, 512, "0.9", 0.97, 1.15),  # a first, lone try of the draft model says too little of it
         (16, 4096, "0.5", 0.97, 0.98),  # every arm is near the price of no speculation
         (64, 4096, "0.9", 0.95, 1.3),
         (16, 4096, "0.9", 0.97, 1.6),

@@ -23,6 +23,7 @@ from sdcontrol.cli.profile import add_profile
 from sdcontrol.cli.record import add_record
 from sdcontrol.cli.replay import add_replay
 from sdcontrol.cli.train import add_train
+from sdcontrol.extras import missing
 
 __all__ = ["main"]
 
@@ -57,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if is_debugging:
             traceback.print_exc()
-        print(f"sdcontrol: error: {message_of(error)}", file=sys.stderr)
-        return exit_code(error)
+        told = missing(error) or error
+        print(f"sdcontrol: error: {message_of(told)}", file=sys.stderr)
+        return exit_code(told)
 
 
 def _parser() -> Parser:

@@ -4,12 +4,12 @@ Knows paths; nothing of what is in the files.
 """
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 from sdcontrol.errors import ConfigError
+from sdcontrol.extras import check_installed
 
-__all__ = ["check_installed", "check_writable", "find_trace", "write_json", "write_text"]
+__all__ = ["check_writable", "find_trace", "write_json", "write_text"]
 
 _BUNDLED = "bundled:"
 
@@ -19,18 +19,12 @@ def find_trace(given: str) -> Path:
 
     Raises `UnknownName`, and `ConfigError` where what reads traces is not installed.
     """
-    check_installed("pyarrow", "traces")
+    check_installed("pyarrow")
     if given.startswith(_BUNDLED):
         from sdcontrol.traces.bundled import bundled_trace
 
         return bundled_trace(given.removeprefix(_BUNDLED))
     return Path(given)
-
-
-def check_installed(package: str, extra: str) -> None:
-    """Raise `ConfigError` where `package`, which an extra brings, is missing."""
-    if find_spec(package) is None:
-        raise ConfigError(f"this needs {package}: pip install 'sdcontrol[{extra}]'")
 
 
 def check_writable(path: str | None) -> None:

@@ -19,11 +19,12 @@ from sdcontrol.cli.decoding import (
     load_models,
     sampling_of,
 )
-from sdcontrol.cli.files import check_installed, check_writable, write_json
+from sdcontrol.cli.files import check_writable, write_json
 from sdcontrol.cli.inspect import summary_record
 from sdcontrol.cli.progress import progress
 from sdcontrol.cli.prompts import Prompt, read_prompts
 from sdcontrol.errors import ConfigError, RequestRefused
+from sdcontrol.extras import check_installed
 
 if TYPE_CHECKING:
     from sdcontrol.core import Planner
@@ -110,7 +111,7 @@ def _record(
 
 def _check_output(options: argparse.Namespace) -> None:
     """What would fail once the models are loaded, which takes time."""
-    check_installed("pyarrow", "traces")
+    check_installed("pyarrow")
     folder = Path(options.output)
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; record into a new folder")

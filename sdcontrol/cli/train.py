@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from sdcontrol import __version__
 from sdcontrol.cli.command import Commands, add_command
-from sdcontrol.cli.files import check_installed, check_writable, find_trace, write_json
+from sdcontrol.cli.files import check_writable, find_trace, write_json
 from sdcontrol.errors import ConfigError
+from sdcontrol.extras import check_installed
 
 if TYPE_CHECKING:
     from sdcontrol.experiments.training import TrainingReport
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if Path(options.output).suffix != ".skops":
         raise ConfigError(f"--output {options.output}: a learned policy is a .skops file")
     for package in ("sklearn", "skops"):
-        check_installed(package, "learned")
+        check_installed(package)
     traces = _traces(options)
     from sdcontrol.experiments.training import learn
     from sdcontrol.outcomes import DEPTH

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 from sdcontrol.errors import ConfigError
+from sdcontrol.extras import needed
 
 __all__ = ["Pool"]
 
@@ -60,12 +61,8 @@ def _on_cores(
 def _on_ray(
     function: Callable[[_Job], _Result], jobs: Sequence[_Job], pool: Pool
 ) -> Iterator[tuple[int, _Result]]:
-    try:
+    with needed():
         ray = importlib.import_module("ray")
-    except ImportError as error:
-        raise ConfigError(
-            "--ray needs Ray, which is not installed; pip install 'sdcontrol[ray]'"
-        ) from error
     is_own = not ray.is_initialized()
     if is_own:
         _connect(ray, pool)

@@ -17,17 +17,13 @@ Needs `prometheus_client`: `pip install sdcontrol[metrics]`.
 from typing import cast
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
-from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.cost import Prediction
 from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.roofline import Forward
+from sdcontrol.extras import needed
 
-try:
+with needed():
     from prometheus_client import REGISTRY, CollectorRegistry
-except ImportError as error:
-    raise ConfigError(
-        "prometheus_client is missing; install it with: pip install sdcontrol[metrics]"
-    ) from error
 
 from sdcontrol.integrations.metric_groups import (
     DecodingMetrics,

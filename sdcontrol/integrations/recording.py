@@ -18,6 +18,7 @@ from sdcontrol.engine.drafters.build import DrafterSpec
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.shapes import ModelShape, from_config
+from sdcontrol.extras import needed
 from sdcontrol.integrations.settings import arms_of
 from sdcontrol.traces.schema import TraceFacts
 
@@ -34,12 +35,9 @@ def recorder_of(planner: Planner, path: Path | str | None) -> "Recorder | None":
     """
     if path is None:
         return None
-    try:
+    with needed():
         from sdcontrol.traces.recorder import Recorder
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"recording needs {error.name}: pip install 'sdcontrol[traces]'"
-        ) from error
+
     return Recorder(planner, path)
 
 

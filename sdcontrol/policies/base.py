@@ -65,6 +65,7 @@ class PolicyConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     hidden: ClassVar[bool] = False  # not listed by `policies.names()`: cannot be built from a name
+    example: ClassVar[str] = ""  # of a shorthand, for whoever gave the name alone
 
     def build(self) -> Policy:
         """The policy with these settings, in its initial state."""

@@ -10,7 +10,7 @@ is a head start: after enough steps of about as many requests a run's own say mo
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.policies.base import Policy, PolicyConfig
@@ -28,6 +28,8 @@ _OWN = "by its own steps"  # no more, the same
 
 class LearnedConfig(PolicyConfig):
     """`model` is a skops file; shorthand: "learned:PATH"."""
+
+    example: ClassVar[str] = "learned:policy.skops, of a file that `sdcontrol train` wrote"
 
     kind: Literal["learned"] = "learned"
     model: Path

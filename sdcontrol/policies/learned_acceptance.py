@@ -19,6 +19,7 @@ from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.correction import beside_of, correct
 from sdcontrol.estimators.survival import Survival
+from sdcontrol.extras import needed
 from sdcontrol.policies.learned_features import NUM_FEATURES, ODDS, features, hazards_of
 
 __all__ = ["ArmWeights", "Corrector", "Outcome", "fit_arms", "log_loss", "outcomes_of", "reached"]
@@ -176,7 +177,8 @@ def _sure_gain(gains: FloatArray, request: IntArray) -> float:
 
 
 def _regressed(told: FloatArray, accepted: FloatArray, strength: float) -> FloatArray:
-    from sklearn.linear_model import LogisticRegression
+    with needed():
+        from sklearn.linear_model import LogisticRegression
 
     scale = np.ones(told.shape[1])
     scale[ODDS] = _ODDS_SCALE

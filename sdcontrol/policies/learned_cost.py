@@ -18,6 +18,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray, Observation
 from sdcontrol.estimators.loads import DraftLoad, VerifyLoad, draft_loads, verify_load
 from sdcontrol.estimators.price import even_draft
+from sdcontrol.extras import needed
 
 __all__ = ["KNOTS", "LearnedCost", "fit_cost", "is_timed", "ramps_of"]
 
@@ -183,7 +184,8 @@ def _robust(runs: Sequence[_Rows]) -> FloatArray:
     Measured times are first brought to one speed: a machine that is shared is slower for a while.
     Steps far off count less (Huber).
     """
-    from sklearn.linear_model import LinearRegression
+    with needed():
+        from sklearn.linear_model import LinearRegression
 
     features, seconds = (np.concatenate(parts) for parts in zip(*runs, strict=True))
     ends = np.cumsum([len(times) for _, times in runs])[:-1]

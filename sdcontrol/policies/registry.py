@@ -77,7 +77,8 @@ PolicySpec = Annotated[SerializeAsAny[PolicyConfig], BeforeValidator(parse)]
 
 def _config(kind: str) -> type[PolicyConfig]:
     if kind not in _CONFIGS:
-        raise UnknownName(f"no policy is called {kind!r}; {_nearest(kind, names())}")
+        fixed = "; a drafter with a fixed number of tokens is static:DRAFTER:TOKENS"
+        raise UnknownName(f"no policy is called {kind!r}; {_nearest(kind, names())}{fixed}")
     return _CONFIGS[kind]
 
 
@@ -91,7 +92,7 @@ def _validate(config: type[PolicyConfig], settings: Mapping[str, object]) -> Pol
     try:
         return config.model_validate(dict(settings))
     except ValidationError as error:
-        raise ConfigError(f"{config.__name__}: {_first_line(error)}") from error
+        raise ConfigError(_told(config, error)) from error
 
 
 def _nearest(name: str, valid: Iterable[str]) -> str:
@@ -100,8 +101,16 @@ def _nearest(name: str, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? Valid: {valid}" if close else "it has none"
 
 
-def _first_line(error: ValidationError) -> str:
-    return "; ".join(
+def _told(config: type[PolicyConfig], error: ValidationError) -> str:
+    """Which settings are missing, and how to give them; or what is wrong with those given."""
+    items = error.errors(include_url=False)
+    absent = [str(item["loc"][0]) for item in items if item["type"] == "missing"]
+    if absent:
+        kind = config.model_fields["kind"].default
+        example = f", as in {config.example}" if config.example else ""
+        return f"policy {kind!r} needs {' and '.join(absent)}{example}"
+    told = [
         f"{'.'.join(map(str, item['loc'])) or 'settings'}={item['input']!r}: {item['msg']}"
-        for item in error.errors(include_url=False)
-    )
+        for item in items
+    ]
+    return f"{config.__name__}: {'; '.join(told)}"

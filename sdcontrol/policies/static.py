@@ -1,6 +1,6 @@
 """One drafter, one length, for everyone who may use it. Knows nothing of cost or acceptance."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,8 @@ __all__ = ["Static", "StaticConfig"]
 
 class StaticConfig(PolicyConfig):
     """Shorthand: "static:DRAFTER:TOKENS", where the drafter's name may itself contain ":"."""
+
+    example: ClassVar[str] = "static:ngram:4"
 
     kind: Literal["static"] = "static"
     drafter: str = Field(min_length=1)
@@ -29,7 +31,7 @@ class StaticConfig(PolicyConfig):
         if not drafter or not tokens.isdecimal():
             raise ConfigError(
                 f'static policy "static:{text}": the form is "static:DRAFTER:TOKENS", '
-                'for example "static:ngram:4"'
+                f'for example "{cls.example}"'
             )
         return {"drafter": drafter, "num_draft_tokens": int(tokens)}
 
