@@ -342,6 +342,14 @@ def test_a_reader_who_leaves_ends_it_quietly(
 # ---- the parts
 
 
+def test_what_an_encoding_lacks_is_written_as_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["advise", "--hardware", "h100", "--model", "no model \u00d7"]) == 2
+    print("2 \u00d7", flush=True)
+    assert written.getvalue() == b"2 \\xd7\n"
+
+
 def test_prompts_keep_their_ids_and_every_character(tmp_path: Path) -> None:
     text, lines = tmp_path / "a.txt", tmp_path / "b.jsonl"
     text.write_text(" ü\n", "utf-8")

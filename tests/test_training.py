@@ -50,7 +50,7 @@ def test_the_report_says_in_words_what_was_learnt_and_where_not_to_use_it(
     assert f"{ARM} is accepted more with" in text
     assert f"a forward takes {1e3 * report.prices.forward:.3g} ms" in text
     assert f"drafting round for one request: {ARM} {1e3 * report.prices.rounds[ARM]:.3g} ms" in text
-    assert "count as much as the cost corrected online" in text
+    assert "those\n  count for more that were nearer of late" in text
     assert "must not be used" in text
     for name, high in zip(SITUATION, model.high, strict=True):
         assert f"{name} above {high:.0f}" in text

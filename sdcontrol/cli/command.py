@@ -4,6 +4,7 @@ Knows no command.
 """
 
 import argparse
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ __all__ = [
     "logging_to_stderr",
     "message_of",
     "new_parser",
+    "say_what_can_be_said",
 ]
 
 _BAD_REQUESTS = (
@@ -88,6 +90,13 @@ def message_of(error: Exception) -> str:
     if isinstance(error, OSError):
         return lines[0]
     return f"{type(error).__name__}: {lines[0]} (--debug shows where)"
+
+
+def say_what_can_be_said() -> None:
+    """Write characters that the output's encoding lacks as escapes, rather than fail after the work is done."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -128,7 +128,8 @@ def _step_time(report: "TrainingReport") -> Iterator[str]:
         rounds = [f"{family} {1e3 * s:.3g} ms" for family, s in sorted(prices.rounds.items())]
         yield f"  a drafting round for one request: {', '.join(rounds)}"
     if prices.is_used:
-        yield "  these follow the machine's speed, and count as much as the cost corrected online"
+        yield "  these follow the machine's speed; of them and of the cost corrected online those"
+        yield "  count for more that were nearer of late"
     else:
         yield "  they foresaw held-out steps badly, so the cost corrected online stands alone"
     if not report.prices_better:
