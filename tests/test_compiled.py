@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from sdcontrol import compiled as module
 from sdcontrol.compiled import compiled, is_compiling
@@ -24,7 +25,8 @@ SIGNATURE = "int64(int64)"
 
 @pytest.fixture(autouse=True)
 def said_nothing_yet() -> Iterator[None]:
-    """Each is said once in a process."""
+    """Each is said once in a process; to standard logging, whatever tests before this one configured."""
+    structlog.reset_defaults()
     once = module._say_that_all_is_compiled, module._say_that_nothing_is_kept
     for say in once:
         say.cache_clear()

@@ -6,6 +6,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from sdcontrol.cli import main
 from sdcontrol.logs import EventLog
 
 
@@ -29,3 +30,14 @@ def test_an_application_that_configured_structlog_hears_events() -> None:
         EventLog("sdcontrol.test").warning("drafter_quarantined", family="x")
     structlog.reset_defaults()
     assert events == [{"event": "drafter_quarantined", "family": "x", "log_level": "warning"}]
+
+
+@pytest.mark.parametrize("was_configured", [False, True])
+def test_a_command_leaves_logging_as_it_was(was_configured: bool) -> None:
+    structlog.reset_defaults()
+    if was_configured:
+        structlog.configure(processors=[])
+    assert main(["advise", "--hardware", "none such"]) == 2
+    assert structlog.is_configured() == was_configured
+    assert (structlog.get_config()["processors"] == []) == was_configured
+    structlog.reset_defaults()

@@ -104,7 +104,7 @@ def logging_to_stderr(is_debugging: bool) -> Iterator[None]:
     """Log warnings, or everything, to standard error meanwhile; output has standard output."""
     import structlog
 
-    before = structlog.get_config()
+    was_configured, before = structlog.is_configured(), structlog.get_config()
     level = logging.DEBUG if is_debugging else logging.WARNING
     structlog.configure(
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -113,4 +113,6 @@ def logging_to_stderr(is_debugging: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        structlog.configure(**before)
+        structlog.reset_defaults()
+        if was_configured:
+            structlog.configure(**before)
