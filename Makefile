@@ -69,7 +69,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint $(CONSTRAINTS) --editable '.[dev,learned,traces]'
 	@echo "==> setup: compiling the planner (once; one to two minutes)"
-	@$(BIN)/python -c 'import logging; logging.disable(); import sdcontrol.controller, sdcontrol.policies.goodput'
+	@$(BIN)/python -c 'import logging; logging.disable(); import sdcontrol.controller, sdcontrol.engine.drafters.ngram'
 	@touch $@
 	@echo "==> setup: done, with $$($(BIN)/python --version) and torch $$($(BIN)/python -c \
 	    'from importlib.metadata import version; print(version("torch"))')"
