@@ -18,11 +18,11 @@ from sdcontrol.cli.ab import add_ab
 from sdcontrol.cli.advise import add_advise
 from sdcontrol.cli.command import (
     Parser,
+    escape_what_encodings_lack,
     exit_code,
     logging_to_stderr,
     message_of,
     new_parser,
-    say_what_can_be_said,
 )
 from sdcontrol.cli.generate import add_generate
 from sdcontrol.cli.inspect import add_inspect
@@ -49,7 +49,7 @@ _COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (without the program's name) asks for; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    say_what_can_be_said()
+    escape_what_encodings_lack()
     is_debugging = "--debug" in arguments
     try:
         with logging_to_stderr(is_debugging):

@@ -25,11 +25,11 @@ __all__ = [
     "Commands",
     "Parser",
     "add_command",
+    "escape_what_encodings_lack",
     "exit_code",
     "logging_to_stderr",
     "message_of",
     "new_parser",
-    "say_what_can_be_said",
 ]
 
 _BAD_REQUESTS = (
@@ -92,7 +92,7 @@ def message_of(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]} (--debug shows where)"
 
 
-def say_what_can_be_said() -> None:
+def escape_what_encodings_lack() -> None:
     """Write characters that the output's encoding lacks as escapes, rather than fail after the work is done."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
