@@ -216,13 +216,14 @@ def _head(report: Report) -> Iterator[str]:
 
 def _doubts(report: Report) -> Iterator[str]:
     """Why a calibration may be none."""
-    efficiency = report.target.calibration.bandwidth_efficiency
+    fitted = report.target.calibration
+    reached = {fitted.bandwidth_efficiency, fitted.kv_efficiency}
     remedy = "check --model, --hardware and --tensor-parallel, or give more steps"
     if _median_error(report) > _DOUBTFUL_ERROR:
         yield f"beware: that is much; {remedy}"
-    elif efficiency in (LEAST_EFFICIENCY, MOST_EFFICIENCY):
-        beyond = "below" if efficiency == LEAST_EFFICIENCY else "above"
-        yield f"beware: they ask for a bandwidth efficiency {beyond} {efficiency:g}; {remedy}"
+    for limit, beyond in ((LEAST_EFFICIENCY, "below"), (MOST_EFFICIENCY, "above")):
+        if limit in reached:
+            yield f"beware: they ask for a bandwidth efficiency {beyond} {limit:g}; {remedy}"
 
 
 def _forwards(report: Report) -> Iterator[str]:

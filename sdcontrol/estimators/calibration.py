@@ -1,9 +1,15 @@
-"""Fit a machine's efficiency and overheads on measured plain steps.
+"""Fit a machine's efficiencies and overheads on measured plain steps.
 
-Knows nothing of speculation: steps without drafts teach it, and it prices the rest. Bandwidth
-efficiency is searched; the overhead per layer and what a request adds to it follow by non-negative
-least squares on relative errors. Steps of a single batch size cannot tell those two apart: the one per
-layer is fitted then, the other stays as it is.
+Knows nothing of speculation: steps without drafts teach it, and it prices the rest. What shares of the
+bandwidth weights and KV reach, and how long all-reduces take beside what the link says, is searched;
+the overhead per layer and what a request adds to it follow by non-negative least squares on relative
+errors. Steps of a single batch size cannot tell those two apart: the one per layer is fitted then, the
+other stays as it is.
+
+Plain steps leave much open. Weights take as long in all of them, and so do a layer's launches: nothing
+says which of the two it was, but a smaller model has fewer bytes in a layer, and as many launches. So
+what is usual counts as evidence (`_unusual`): weights reach most of the bandwidth, attention about as
+much, all-reduces take what the link says. It weighs little where measurements say something.
 
 A request has one token in a plain step, so that nothing says whether it is the request or the token that
 takes time. Half is taken for the one and half for the other: MagicDec's verifications of three tokens
@@ -26,6 +32,13 @@ __all__ = ["LEAST_EFFICIENCY", "MOST_EFFICIENCY", "PlainStep", "fit", "read_plai
 
 _TOKEN_SHARE = 0.5  # of what a request of one token adds
 LEAST_EFFICIENCY, MOST_EFFICIENCY = 0.25, 1.0  # of the bandwidth, that a fit may find
+_USUAL_EFFICIENCY = 0.88  # of matrix products that read their weights once
+_WEIGHTS_DOUBT, _KV_DOUBT, _REDUCE_DOUBT = (
+    0.02,
+    0.002,
+    0.005,
+)  # squared error of a step that a factor of e is worth
+_REDUCE_SCALES = np.geomspace(0.2, 5.0, 15)
 
 _SECONDS_COLUMNS = {
     "plain_seconds": 1.0,
@@ -98,47 +111,116 @@ def fit(forward: Forward, steps: Sequence[PlainStep]) -> Calibration:
         raise ConfigError(f"{len(steps)} different plain steps; give at least 3")
     if wrong := [step for step in steps if not 0.0 < step.seconds < math.inf]:
         raise ConfigError(f"a plain step took {wrong[0].seconds} s; give positive times")
-    tried = np.linspace(LEAST_EFFICIENCY, MOST_EFFICIENCY, 76)
-    fits = [_fit_at(forward, steps, efficiency) for efficiency in tried]
-    return min(fits, key=lambda pair: pair[0])[1]
-
-
-def _fit_at(
-    forward: Forward, steps: Sequence[PlainStep], efficiency: float
-) -> tuple[float, Calibration]:
-    """(squared error, calibration) for one bandwidth efficiency."""
-    batch = np.array([step.batch_size for step in steps], dtype=float)
-    is_one_size = bool((batch == batch[0]).all())
-    bare = replace(
-        forward.calibration, bandwidth_efficiency=float(efficiency), layer_overhead_seconds=0.0
+    measured = _Measured(forward, steps)
+    anywhere = np.linspace(LEAST_EFFICIENCY, MOST_EFFICIENCY, 51)
+    scales = _REDUCE_SCALES if forward.tensor_parallel > 1 else (1.0,)
+    found = min(
+        (measured.fit(anywhere, anywhere, float(scale)) for scale in scales),
+        key=lambda fit: fit.misfit,
     )
-    if not is_one_size:
-        bare = replace(bare, token_overhead_seconds=0.0, request_overhead_seconds=0.0)
-    kv_tokens = batch * np.array([step.context_tokens for step in steps], dtype=float)
-    seconds = np.array([step.seconds for step in steps])
-    base = replace(forward, calibration=bare).seconds(batch, kv_tokens, batch)
-    layers = float(forward.shape.num_layers)
-    varying = np.zeros_like(batch) if is_one_size else batch  # which tells the two apart
-    features = layers * np.stack([np.ones_like(batch), varying], axis=1) / seconds[:, None]
-    overheads, error = _non_negative_pair(features, 1.0 - base / seconds)
-    per_layer, added = overheads.tolist()
-    fitted = replace(
-        bare,
-        layer_overhead_seconds=per_layer,
-        token_overhead_seconds=bare.token_overhead_seconds + _TOKEN_SHARE * added,
-        request_overhead_seconds=bare.request_overhead_seconds + (1.0 - _TOKEN_SHARE) * added,
-    )
-    return error, fitted
+    weights, kv = _around(found.weights), _around(found.kv)
+    return measured.calibration(measured.fit(weights, kv, found.reduce_scale))
 
 
-def _non_negative_pair(features: FloatArray, target: FloatArray) -> tuple[FloatArray, float]:
-    """Non-negative least squares with two unknowns: the best feasible of all four supports."""
-    candidates = [np.zeros(2)]
+def _around(efficiency: float) -> FloatArray:
+    """Finer, up to its neighbours on the first grid."""
+    near = efficiency + np.linspace(-0.0135, 0.0135, 19)
+    return np.clip(near, LEAST_EFFICIENCY, MOST_EFFICIENCY)
+
+
+def _unusual(weights: FloatArray, kv: FloatArray, reduce_scale: float) -> FloatArray:
+    """What speaks against these efficiencies before anything is measured, `[weights, kv]`."""
+    of_weights = _WEIGHTS_DOUBT * np.log(weights / _USUAL_EFFICIENCY) ** 2
+    of_kv = _KV_DOUBT * np.log(kv / weights[:, None]) ** 2
+    return np.asarray(of_weights[:, None] + of_kv + _REDUCE_DOUBT * math.log(reduce_scale) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """One that explains the steps, and how badly."""
+
+    misfit: float  # mean squared relative error, and what is unusual
+    weights: float  # shares of the bandwidth
+    kv: float
+    reduce_scale: float
+    per_layer: float  # seconds
+    added: float  # seconds per layer, by a request with its token
+
+
+class _Measured:
+    """Steps, and what `forward` takes for them beside its overheads."""
+
+    def __init__(self, forward: Forward, steps: Sequence[PlainStep]) -> None:
+        self._batch = np.array([step.batch_size for step in steps], dtype=float)
+        self._kv_tokens = self._batch * [step.context_tokens for step in steps]
+        self._seconds = np.array([step.seconds for step in steps])
+        bare = replace(forward.calibration, layer_overhead_seconds=0.0, all_reduce_scale=1.0)
+        varying = self._batch
+        if (self._batch == self._batch[0]).all():
+            varying = np.zeros_like(self._batch)
+        else:
+            bare = replace(bare, token_overhead_seconds=0.0, request_overhead_seconds=0.0)
+        self._forward = replace(forward, calibration=bare)
+        layers = forward.shape.num_layers / self._seconds
+        self._features = np.stack([layers, layers * varying])
+
+    def fit(self, weights: FloatArray, kv: FloatArray, reduce_scale: float) -> _Fit:
+        """The best with one of these efficiencies each, and all-reduces that take so much longer."""
+        by_weights = [self._parts(reached) for reached in weights.tolist()]
+        reading = np.stack([sum(parts.values()) for parts in by_weights])
+        attending = np.stack([self._parts(reached)["kv"] for reached in kv.tolist()])
+        known = by_weights[0]["all-reduces"] * (reduce_scale - 1.0)
+        own_kv = np.stack([parts["kv"] for parts in by_weights])
+        base = (reading - own_kv)[:, None] + attending + known
+        overheads, squares = _non_negative_pair(self._features, 1.0 - base / self._seconds)
+        misfit = squares / len(self._seconds) + _unusual(weights, kv, reduce_scale)
+        best = np.unravel_index(np.argmin(misfit), misfit.shape)
+        per_layer, added = overheads[best].tolist()
+        reached = float(weights[best[0]]), float(kv[best[1]])
+        return _Fit(float(misfit[best]), *reached, reduce_scale, per_layer, added)
+
+    def calibration(self, fit: _Fit) -> Calibration:
+        """What a forward is priced by."""
+        bare = self._forward.calibration
+        return replace(
+            bare,
+            bandwidth_efficiency=fit.weights,
+            kv_efficiency=fit.kv,
+            all_reduce_scale=fit.reduce_scale,
+            layer_overhead_seconds=fit.per_layer,
+            token_overhead_seconds=bare.token_overhead_seconds + _TOKEN_SHARE * fit.added,
+            request_overhead_seconds=bare.request_overhead_seconds
+            + (1.0 - _TOKEN_SHARE) * fit.added,
+        )
+
+    def _parts(self, reached: float) -> dict[str, FloatArray]:
+        bare = replace(
+            self._forward.calibration, bandwidth_efficiency=reached, kv_efficiency=reached
+        )
+        forward = replace(self._forward, calibration=bare)
+        return forward.part_seconds(self._batch, self._kv_tokens, self._batch)
+
+
+def _non_negative_pair(features: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Non-negative least squares with two unknowns, for many targets at once.
+
+    `features` `[2, steps]`, `target` `[..., steps]`; returns the unknowns `[..., 2]` and the squared
+    errors `[...]`: the best feasible of all four supports.
+    """
+    gram, moments = features @ features.T, target @ features.T
+    best, errors = np.zeros_like(moments), np.sum(target**2, axis=-1)
+    without = errors
     for support in ([0], [1], [0, 1]):
-        solution = np.zeros(2)
-        solution[support] = np.linalg.lstsq(features[:, support], target, rcond=None)[0]
-        if (solution >= 0.0).all():
-            candidates.append(solution)
-    errors = [float(np.sum((features @ solution - target) ** 2)) for solution in candidates]
-    best = int(np.argmin(errors))
-    return candidates[best], errors[best]
+        if np.linalg.matrix_rank(gram[np.ix_(support, support)]) < len(support):
+            continue
+        found = np.zeros_like(moments)
+        found[..., support] = np.linalg.solve(
+            gram[np.ix_(support, support)], moments[..., support, None]
+        )[..., 0]
+        error = without - np.sum(found * moments, axis=-1)
+        is_better = (found >= 0.0).all(axis=-1) & (error < errors)
+        best, errors = (
+            np.where(is_better[..., None], found, best),
+            np.where(is_better, error, errors),
+        )
+    return best, errors

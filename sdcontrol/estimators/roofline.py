@@ -37,17 +37,19 @@ _FREE_FAMILIES = frozenset({"ngram"})
 class Calibration:
     """How far from its ceilings a machine runs, and what comes on top."""
 
-    bandwidth_efficiency: float = 0.8
+    bandwidth_efficiency: float = 0.8  # of weights, and of KV unless the next says otherwise
     compute_efficiency: float = 0.7
     layer_overhead_seconds: float = 2e-5  # launches and gaps, per layer of a forward
     token_overhead_seconds: float = 2e-7  # per token and layer: small kernels that no part counts
     step_overhead_seconds: float = 0.0  # beside the forwards
     request_overhead_seconds: float = 0.0  # per request and layer, however many tokens it has
+    kv_efficiency: float | None = None  # of the bandwidth, where attention reaches another share
+    all_reduce_scale: float = 1.0  # times what link and hops say
 
     def __post_init__(self) -> None:
-        for name in ("bandwidth_efficiency", "compute_efficiency"):
+        for name in ("bandwidth_efficiency", "compute_efficiency", "kv_efficiency"):
             value = getattr(self, name)
-            if not 0.0 < value <= 1.5:
+            if value is not None and not 0.0 < value <= 1.5:
                 raise ConfigError(f"{name} is {value}; it must lie between 0 and 1.5")
 
 
@@ -132,7 +134,7 @@ class Forward:
             np.asarray(num_tokens, float), np.asarray(kv_tokens, float), num_requests
         )
         parts = tuple(
-            Part(name, float(flops), float(moved), float(self._part_seconds(flops, moved)))
+            Part(name, float(flops), float(moved), float(self._part_seconds(name, flops, moved)))
             for name, (flops, moved) in works.items()
         )
         return Profile(
@@ -152,12 +154,22 @@ class Forward:
 
         Raises `ConfigError` for tensor parallelism over devices that no link joins.
         """
+        return np.asarray(sum(self.part_seconds(num_tokens, kv_tokens, num_requests).values()))
+
+    def part_seconds(
+        self,
+        num_tokens: FloatArray | float,
+        kv_tokens: FloatArray | float,
+        num_requests: FloatArray | float,
+    ) -> dict[str, FloatArray]:
+        """What `seconds` adds up: of each part, of all-reduces and of what comes on top."""
         tokens, kv = np.asarray(num_tokens, dtype=float), np.asarray(kv_tokens, dtype=float)
         works = self._works(tokens, kv, num_requests)
-        total = self._overhead_seconds(tokens, num_requests) + self._all_reduce_seconds(tokens)
-        for flops, moved in works.values():
-            total = total + self._part_seconds(flops, moved)
-        return np.asarray(total)
+        return {
+            "overhead": self._overhead_seconds(tokens, num_requests),
+            "all-reduces": self._all_reduce_seconds(tokens),
+            **{name: self._part_seconds(name, *work) for name, work in works.items()},
+        }
 
     def _works(
         self, tokens: FloatArray, kv: FloatArray, requests: FloatArray | float
@@ -203,10 +215,13 @@ class Forward:
         flops = per_pair * tokens / per_request * read
         return np.asarray(flops), np.asarray((read + tokens) * shape.kv_bytes_per_token)
 
-    def _part_seconds(self, flops: FloatArray, moved: FloatArray) -> FloatArray:
+    def _part_seconds(self, name: str, flops: FloatArray, moved: FloatArray) -> FloatArray:
         fit, machine = self.calibration, self.hardware
+        reached = fit.bandwidth_efficiency
+        if name == "kv" and fit.kv_efficiency is not None:
+            reached = fit.kv_efficiency
         computing = flops / (machine.flops_per_second * fit.compute_efficiency)
-        moving = moved / (machine.bytes_per_second * fit.bandwidth_efficiency)
+        moving = moved / (machine.bytes_per_second * reached)
         longer = np.maximum(computing, moving)
         ratio = np.minimum(computing, moving) / np.maximum(longer, 1e-30)
         return np.asarray(longer * (1.0 + ratio**_ROUNDNESS) ** (1.0 / _ROUNDNESS))
@@ -230,7 +245,7 @@ class Forward:
         hops = 2.0 * (devices - 1)
         moved = hops / devices * tokens * self.shape.hidden_size * _ACTIVATION_BYTES
         once = _FIRST_HOP_SECONDS + hops * self.hardware.hop_seconds + moved / link
-        return np.asarray(2.0 * self.shape.num_layers * once)
+        return np.asarray(self.calibration.all_reduce_scale * 2.0 * self.shape.num_layers * once)
 
 
 class RooflineCost:
