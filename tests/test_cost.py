@@ -512,6 +512,14 @@ def test_drafting_too_quick_for_the_clock_is_nearly_free() -> None:
     assert float(cost.draft_seconds("ngram", 8, 4096)) < 1e-5
 
 
+def test_a_drafter_for_which_no_time_is_named_is_nearly_free() -> None:
+    """Whatever it is called: a time is named for each that ran a forward."""
+    cost = OnlineCost()
+    for step in range(20):
+        cost.update(observed(0.01, step=step, length=4, arm="suffix", draft_seconds={}))
+    assert float(cost.draft_seconds("suffix", 8, 4096)) < 1e-5
+
+
 def test_a_catch_up_keeps_its_price_while_its_drafter_is_off() -> None:
     """Of a batch that is always the same, a price per request cannot be told from a constant."""
     cost, rng = OnlineCost(), np.random.default_rng(1)

@@ -6,7 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sdcontrol.core import BatchView, Belief, Choice, Hint, Observation, Plan, RequestView
+from sdcontrol.controller import Controller
+from sdcontrol.core import (
+    BatchView,
+    Belief,
+    Choice,
+    Hint,
+    Observation,
+    Plan,
+    RequestView,
+    Timing,
+)
 from sdcontrol.estimators.price import step_seconds
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.probing import Probing
@@ -169,3 +179,42 @@ def test_looks_become_rarer_while_nothing_is_tried_and_the_controllers_time_weig
     assert {gap for step, gap in gaps.items() if 64 <= step < 128} == {16}
     assert {gap for step, gap in gaps.items() if 384 < step <= 600} == {64}
     assert {gap for step, gap in gaps.items() if 660 < step <= 720} == {16}
+
+
+@pytest.mark.parametrize(("tokens", "most"), [((4, 12), None), ((50, 300), None), ((100, 300), 1)])
+def test_a_try_of_a_free_arm_by_all_keeps_everybodys_limit(
+    tokens: tuple[int, int], most: int | None
+) -> None:
+    """A free arm that nobody scores in shadow is tried by all at once; some have a token or two to go."""
+    generator, controller = np.random.default_rng(1), Controller()
+    left = generator.integers(*tokens, 4).tolist()
+    hints = {"ngram": Hint(max_draft_tokens=most)} if most else {}
+    rates, tries = {"ngram": 0.6, "model": 0.8, None: 0.0}, 0
+    for step in range(1500):
+        requests = tuple(
+            RequestView(f"{r}", 300, 0, n, 0.0, ("ngram", "model"), hints)
+            for r, n in enumerate(left)
+        )
+        view = BatchView(step, requests, 10**6)
+        plan = controller.plan(view)
+        assert not controller.faults
+        used = [c.num_draft_tokens for c in plan.choices if c.drafter == "ngram"]
+        assert max(used, default=0) <= (most or 16)
+        tries += "probes ngram" in plan.reason and len(used) > 1
+        drafted = tuple(choice.num_draft_tokens for choice in plan.choices)
+        hit = [
+            generator.random(n) < rates[c.drafter]
+            for n, c in zip(drafted, plan.choices, strict=True)
+        ]
+        accepted = tuple(int(np.append(h, False).argmin()) for h in hit)
+        emitted = tuple(n + 1 for n in accepted)
+        rounds = max((c.num_draft_tokens for c in plan.choices if c.drafter == "model"), default=0)
+        timing = Timing(
+            {"model": 1e-3 * rounds} if rounds else {}, 1e-2 + 2e-4 * (4 + sum(drafted))
+        )
+        controller.observe(Observation(view, plan, drafted, drafted, accepted, emitted, timing))
+        left = [
+            n - e if n > e else int(generator.integers(*tokens))
+            for n, e in zip(left, emitted, strict=True)
+        ]
+    assert tries

@@ -7,6 +7,7 @@ import pytest
 
 from sdcontrol.core import BatchView, Belief, Choice, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.policies.goodput import Goodput
+from sdcontrol.policies.posing import charged
 from sdcontrol.policies.stretches import Stretches
 from tests.plan_instances import DrawnCost
 
@@ -133,3 +134,21 @@ def test_turns_and_first_catch_ups_that_do_not_pay_are_taken_no_more() -> None:
     shares(policy.stretches, 1)
     assert drafter(policy, 80) is None  # of 90 tokens to go a request gets 4
     assert drafter(policy, 2) == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("lag", "remaining", "share", "served"),
+    [
+        (8000, 2000, 1.0, 512.0),  # its prompt: serves all that is to come
+        (8000, 300, 0.5, 150.0),
+        (40, 2000, 1.0, 30.0),  # after others drafted: serves a stretch
+        (40, 20, 1.0, 20.0),
+    ],
+)
+def test_a_catch_up_is_charged_to_the_tokens_that_it_serves(
+    lag: int, remaining: int, share: float, served: float
+) -> None:
+    """A lagging prompt once, and not again in every stretch."""
+    assert charged((lag, remaining), 8200.0, 3.0, (64.0, 30.0, share)) == pytest.approx(
+        3.0 / served
+    )

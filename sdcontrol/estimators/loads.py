@@ -98,16 +98,20 @@ def draft_loads(observation: Observation) -> dict[str, DraftLoad]:
 
 
 def latest_drafting(observations: Sequence[Observation]) -> dict[str, tuple[DraftLoad, float]]:
-    """By family, the drafting of the last step that timed it, and the seconds that it took."""
+    """By family, the drafting of the last step that used it, and the seconds that it took: 0 if none are named."""
     latest: dict[str, tuple[DraftLoad, float]] = {}
     for one in reversed(observations):
-        seconds = one.timing.draft_seconds
-        if seconds.keys() <= latest.keys() or not is_plausible(one.timing.verify_seconds):
+        if not is_plausible(one.timing.verify_seconds) or _families_of(one) <= latest.keys():
             continue
         for family, load in draft_loads(one).items():
-            if family in seconds:
-                latest.setdefault(family, (load, seconds[family]))
+            latest.setdefault(family, (load, one.timing.draft_seconds.get(family, 0.0)))
     return latest
+
+
+def _families_of(observation: Observation) -> set[str]:
+    """Those of the arms that the plan names."""
+    choices = observation.plan.choices
+    return {_read_by(choice.drafter)[0] for choice in choices if choice.drafter is not None}
 
 
 @cache

@@ -56,7 +56,7 @@ class Goodput(Policy):
 
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
     time, and other lengths, where all steps are alike. A catch-up is spread over the tokens that catch-ups served
-    lately (`stretches`), at most `catch_up_horizon_tokens`. Where
+    lately (`stretches`), at most `catch_up_horizon_tokens`, and a request's first over up to 8 times as many. Where
     `waits_for_slowest` a token counts by what it saves of the batch's time (`weighing`).
     """
 

@@ -23,12 +23,13 @@ from sdcontrol.compiled import compiled
 from sdcontrol.errors import PlanError
 from sdcontrol.policies.filling import NEVER
 from sdcontrol.policies.opening import open_alone, open_plan
-from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, blank, seat, value
+from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, blank, reprice, seat, value
 from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 from sdcontrol.policies.search import kick, settle, shift
 
 __all__ = ["maximise", "search"]
 
+_NO_TIME = 1e-12  # seconds: what takes no longer has no rate
 _CLOSE = 0.01  # of the rate: moved by less, it leaves the rounds open that were
 _MOST_CLIMBS = 5
 _MOST_KICKS = 8
@@ -41,15 +42,18 @@ _GUESSES = (0.0, 0.5, 2.0, 4.0)  # of the average price of a token
 def maximise(problem: Problem, rate: float | None = None) -> Answer:
     """The best plan found: of `gain / seconds`, or of `gain - rate * seconds` at a given rate.
 
-    Raises `PlanError` where the problem holds a number that is not finite, or not a row of rounds for
-    each family and one more.
+    Raises `PlanError` where the problem holds a number that is not finite, or a step that takes no time, or
+    not a row of rounds for each family and one more.
     """
     rows = len(problem.rounds), len(problem.drafted), int(problem.family[-1]) + 2
     if len(set(rows)) > 1:
         raise PlanError(f"rounds and drafted have {rows[:2]} rows; {rows[2]} are families and one")
     answer = Answer(*search(problem.tables, rate or 0.0, rate is not None))
     if answer.seconds < 0.0:
-        raise PlanError("survival or cost is not finite; a belief must hold finite numbers only")
+        raise PlanError(
+            "survival or cost is not finite, or a step takes no time; a belief must hold finite numbers "
+            "only, and its steps take seconds"
+        )
     return answer
 
 
@@ -188,6 +192,7 @@ def _polish(
             _, tokens, seconds = _evaluate(tables, best, rate)
             rate = tokens / seconds
             priced = _price(tables, rate)
+            reprice(priced, best)
             settle(priced, best, 0)
     return rate
 
@@ -215,19 +220,21 @@ def _climb(
             before, rate = rate, tokens / seconds
             priced = _price(tables, rate)
             if abs(rate - before) <= _CLOSE * before:
-                settle(priced, best, 0)
                 break
+    if not is_given:
+        reprice(priced, best)
+        settle(priced, best, 0)
     return best, rate, priced
 
 
 @compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({TABLES}, float64, bool_)")
 def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntArray, float, float]:
-    """Arms, lengths, tokens and seconds; negative seconds where the problem is not finite."""
+    """Arms, lengths, tokens and seconds; negative seconds where there is no rate."""
     requests, families, lengths = tables[0].shape[1], len(tables[4]) - 1, tables[0].shape[2]
-    if not _is_finite(tables):
+    tokens, seconds, a, n = _uniform(tables)
+    if not (_is_finite(tables) and seconds > _NO_TIME):
         nobody = np.zeros(requests, dtype=np.int64)
         return nobody, nobody, 0.0, -1.0
-    tokens, seconds, a, n = _uniform(tables)
     if len(tables[3]) == 1 or (requests == 1 and not is_given):  # nothing to draft, or all in one
         return np.full(requests, a), np.full(requests, n), tokens, seconds
     alike = tokens / seconds

@@ -91,7 +91,7 @@ def _ascend(reach: FloatArray, shared: _Shared, caps: IntArray) -> float:
                 values[f, n] = sums[f, n] - (rounds + paid.sum() - paid[f])
         best = int(np.argmax(values))
         f, n = best // lengths, best % lengths
-        if values[f, n] <= values[f, caps[f]] + _LEAST:
+        if not values[f, n] > values[f, caps[f]] + _LEAST:  # nor where it is no number
             return float(values[f, caps[f]])
         caps[f], moved = n, f
 

@@ -11,7 +11,18 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.policies.problem import IntArray
 
-__all__ = ["PRICED", "STATE", "Priced", "State", "adopt", "assign", "blank", "seat", "value"]
+__all__ = [
+    "PRICED",
+    "STATE",
+    "Priced",
+    "State",
+    "adopt",
+    "assign",
+    "blank",
+    "reprice",
+    "seat",
+    "value",
+]
 
 Priced = tuple[FloatArray, FloatArray, FloatArray, IntArray]
 """What a request with n tokens of a family brings, less what it alone costs, hugely negative where
@@ -41,6 +52,13 @@ def _price_rounds(priced: Priced, state: State, f: int) -> None:
         joining[f, n], leaving[f, n] = more, less
 
 
+@compiled(f"void({PRICED}, {STATE})")
+def reprice(priced: Priced, state: State) -> None:
+    """What it takes to change a plan that was made at another price."""
+    for f in range(len(state[2])):
+        _price_rounds(priced, state, f)
+
+
 @compiled(f"{STATE}({PRICED})")
 def blank(priced: Priced) -> State:
     """Nobody drafts."""
@@ -53,8 +71,7 @@ def blank(priced: Priced) -> State:
         np.zeros((families + 1, lengths)),
         np.zeros(1, dtype=np.int64),
     )
-    for f in range(families + 1):
-        _price_rounds(priced, state, f)
+    reprice(priced, state)
     return state
 
 
@@ -88,8 +105,7 @@ def seat(priced: Priced, state: State, families: IntArray, lengths: IntArray) ->
         for j in range(1, lengths[r] + 1):
             drafting[families[r], j] += 1
             drafting[len(drafting) - 1, j] += 1
-    for f in range(len(drafting)):
-        _price_rounds(priced, state, f)
+    reprice(priced, state)
 
 
 @compiled(f"void({STATE}, {STATE})")

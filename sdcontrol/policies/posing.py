@@ -15,6 +15,7 @@ __all__ = ["Horizon", "Posed", "Prices", "charged", "lags_of", "pose", "price", 
 Posed = tuple[FloatArray, IntArray, FloatArray, FloatArray, int]
 """Gain and limit as in `Problem`; KV tokens that each request's round reads, `[arms, requests]`, and
 on average, `[families]`; the most draft tokens of the step."""
+_FIRST = 8.0  # times as many tokens as later ones may a first catch-up be charged to
 _POSED = "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], float64[::1], int64))"
 
 Prices = tuple[FloatArray, FloatArray]
@@ -76,8 +77,9 @@ def charged(request: tuple[int, int], context: float, tokens: float, horizon: Ho
     """
     lag, remaining = request
     most, again, share = horizon
-    served = min(float(remaining), again) if 2 * lag < context else share * remaining
-    return min(tokens / max(min(served, most), 1.0), 1.0)
+    is_first = 2 * lag >= context
+    served = min(share * remaining, _FIRST * most) if is_first else min(float(remaining), again)
+    return min(tokens / max(served, 1.0), 1.0)
 
 
 @compiled(

@@ -171,7 +171,7 @@ class Probing:
                 break
             unfilled = 1.0 - self._allowance / most_seconds
             hoped = self._return(problem, answer, a, probe)
-            least = _LEAST_OF_ALL if probe.drafting else _LEAST_RETURN
+            least = _LEAST_OF_ALL if probe.by_all else _LEAST_RETURN
             if hoped >= max(least * unfilled, _HOPELESS):
                 return _with(plan, PROBES, problem, a, probe)
             if unfilled <= 0.0:
@@ -203,7 +203,7 @@ class Probing:
         )
         alone = (1.0 + float(problem.gain[a, r, length - 1])) / whole
         if for_each and per_second > _TOGETHER * alone:
-            return _Probe(r, for_each, lost, lost, drafting)
+            return _Probe(r, for_each, lost, lost, drafting, by_all=True)
         return lone
 
     def _charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
@@ -271,6 +271,7 @@ class _Probe:
     seconds: float  # what it costs: drafting, verification, and the tokens of the plan given up
     whole: float  # the same with all of a catch-up
     drafting: float = 0.0  # seconds of it, where all try
+    by_all: bool = False
 
 
 def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
@@ -289,7 +290,7 @@ def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
 def _with(plan: Plan, mark: str, problem: Problem, a: int, probe: _Probe) -> Plan:
     arm, r, choices = problem.arms[a], probe.request, list(plan.choices)
     words = f"{plan.reason}{mark}{arm}{PRICE}{probe.seconds:.3g}"
-    if not probe.drafting:
+    if not probe.by_all:
         choices[r] = Choice.of(arm, probe.length)
         return Plan(tuple(choices), f"{words} s")
     for r, most in enumerate(problem.limit[a].tolist()):
