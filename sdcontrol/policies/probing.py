@@ -19,18 +19,26 @@ many tokens, what more or fewer would take is never seen, and a wrong price keep
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
 from sdcontrol.columns import columns_of
 from sdcontrol.controller_share import ControllerShare
-from sdcontrol.core import BatchView, Choice, FloatArray, Observation, Plan, family_of
+from sdcontrol.core import BatchView, FloatArray, Observation, Plan, family_of
 from sdcontrol.policies.lengths import Lengths, only
 from sdcontrol.policies.posing import charged
 from sdcontrol.policies.problem import Answer, Problem
+from sdcontrol.policies.second_tries import SecondTries, of_caught_up
 from sdcontrol.policies.stretches import Stretches
-from sdcontrol.policies.tries import DRAFTING, LENGTHS, PRICE, PROBES, RECHECKS, Try, try_of
+from sdcontrol.policies.tries import (
+    LENGTHS,
+    PROBES,
+    RECHECKS,
+    Probe,
+    Try,
+    try_of,
+    with_probe,
+)
 from sdcontrol.policies.upside import cheapest, together, upside
 
 __all__ = ["Probing"]
@@ -86,11 +94,13 @@ class Probing:
         self._shadowed: set[str] = set()  # arms
         self._seen: dict[str, float] = {}  # by arm, tokens verified not long ago
         self._lengths = Lengths()
+        self._second = SecondTries()
 
     def update(self, observation: Observation) -> None:
         """Take note of a step; it is counted before the next look at what to probe."""
         self._num_observed += 1
         self._share.update(observation)
+        self._second.update(observation)
         self._noted.append(observation)
         if len(self._noted) >= _MOST_NOTED:
             self._count()
@@ -143,7 +153,7 @@ class Probing:
             quiet = (self._steps - self._last_probe) // _QUIET_STEPS
             eager, interval = _FIRST_STEPS, _RARE << min(quiet, _MOST_DOUBLED)
         is_due = self._num_observed <= eager or view.step % interval == 0
-        if view.prefill_tokens or not is_due:
+        if view.prefill_tokens or not (is_due or self._second.arm):
             return False
         self._count()
         return self._allowance > 0.0
@@ -154,6 +164,9 @@ class Probing:
 
         To be asked in a step that `looks`.
         """
+        again = self._again(view, plan, problem, answer)
+        if again is not None:
+            return again
         arms = list(enumerate(problem.arms))
         drafting = set(answer.arm[answer.length > 0].tolist())
         off = [
@@ -173,17 +186,28 @@ class Probing:
             hoped = self._return(problem, answer, a, probe)
             least = _LEAST_OF_ALL if probe.by_all else _LEAST_RETURN
             if hoped >= max(least * unfilled, _HOPELESS):
-                return _with(plan, PROBES, problem, a, probe)
+                return with_probe(plan, PROBES, problem, a, probe)
             if unfilled <= 0.0:
-                return _with(plan, RECHECKS, problem, a, probe)
+                return with_probe(plan, RECHECKS, problem, a, probe)
         if not self._lengths.is_due(view.step):
             return plan
         known = only(problem, drafting | {a for a, arm in arms if arm in self._shadowed})
         return self._lengths.others(view.step, plan, known, answer, self._allowance) or plan
 
+    def _again(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan | None:
+        """`plan` with the try that follows one that had to catch up, where one is due and can be paid."""
+        if self._second.arm not in problem.arms:
+            return None
+        a = problem.arms.index(self._second.arm)
+        caught_up = of_caught_up(view, problem, a)
+        probe = self._cheapest(view, caught_up, answer, a, is_measured=True)
+        if probe is None or self._weight(problem.arms[a]) * probe.seconds > self._allowance:
+            return None
+        return with_probe(plan, PROBES, caught_up, a, probe)
+
     def _cheapest(
         self, view: BatchView, problem: Problem, answer: Answer, a: int, *, is_measured: bool
-    ) -> "_Probe | None":
+    ) -> Probe | None:
         """Of most expected outcomes per second: by the request whose turn it is, or by all; None: nobody can.
 
         All of them where that costs little: they share the rounds, and what they accept counts.
@@ -195,7 +219,7 @@ class Probing:
             return None
         charged = self._charged(view, problem, a)
         whole = seconds + float(problem.catch_up[a, r]) * (1.0 / float(charged[r]) - 1.0)
-        lone = _Probe(r, length, seconds, whole)
+        lone = Probe(r, length, seconds, whole)
         if not is_measured:
             return lone
         for_each, lost, drafting, per_second = together(
@@ -203,7 +227,7 @@ class Probing:
         )
         alone = (1.0 + float(problem.gain[a, r, length - 1])) / whole
         if for_each and per_second > _TOGETHER * alone:
-            return _Probe(r, for_each, lost, lost, drafting, by_all=True)
+            return Probe(r, for_each, lost, lost, drafting, by_all=True)
         return lone
 
     def _charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
@@ -221,7 +245,7 @@ class Probing:
         ]
         return np.array(shares)
 
-    def _return(self, problem: Problem, answer: Answer, a: int, probe: "_Probe") -> float:
+    def _return(self, problem: Problem, answer: Answer, a: int, probe: "Probe") -> float:
         """What arm `a` could bring: share of the rate for a step's time of trying, catch-up included."""
         arm = problem.arms[a]
         known = 1.0 + self._seen.get(arm, 0.0) / _KNOWN_TOKENS
@@ -262,18 +286,6 @@ class Probing:
         return min(1.0 + self._confirmed.get(arm, 0) / _SURE_PROBES, _MOST_WEIGHT)
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A try of an arm, by one request or by all."""
-
-    request: int
-    length: int
-    seconds: float  # what it costs: drafting, verification, and the tokens of the plan given up
-    whole: float  # the same with all of a catch-up
-    drafting: float = 0.0  # seconds of it, where all try
-    by_all: bool = False
-
-
 def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
     """The next request that may try arm `a`, one without drafts before others."""
     batch, busy = problem.batch, step % problem.batch
@@ -285,15 +297,3 @@ def _whose_turn(step: int, problem: Problem, answer: Answer, a: int) -> int:
                 return r
             busy = busy if limit[busy] else r
     return busy
-
-
-def _with(plan: Plan, mark: str, problem: Problem, a: int, probe: _Probe) -> Plan:
-    arm, r, choices = problem.arms[a], probe.request, list(plan.choices)
-    words = f"{plan.reason}{mark}{arm}{PRICE}{probe.seconds:.3g}"
-    if not probe.by_all:
-        choices[r] = Choice.of(arm, probe.length)
-        return Plan(tuple(choices), f"{words} s")
-    for r, most in enumerate(problem.limit[a].tolist()):
-        if most > 0:
-            choices[r] = Choice.of(arm, min(probe.length, most))
-    return Plan(tuple(choices), f"{words}{DRAFTING}{probe.drafting:.3g} s of drafting with all")

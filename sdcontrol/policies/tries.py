@@ -6,14 +6,16 @@
 So what a try may cost is known to whoever has the observation alone. Knows nothing of why it is made.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from sdcontrol.core import Plan
+from sdcontrol.core import Choice, Plan
+from sdcontrol.policies.problem import Problem
 
-__all__ = ["DRAFTING", "LENGTHS", "PRICE", "PROBES", "RECHECKS", "Try", "try_of"]
+__all__ = ["LENGTHS", "PRICE", "PROBES", "RECHECKS", "Probe", "Try", "try_of", "with_probe"]
 
 PROBES, RECHECKS, LENGTHS = "; probes ", "; rechecks ", "; tries other lengths"
-PRICE, DRAFTING = " for at most ", " s beside "
+PRICE, _DRAFTING = " for at most ", " s beside "
 
 
 class Try(NamedTuple):
@@ -32,10 +34,35 @@ def try_of(plan: Plan) -> Try | None:
     for mark in (PROBES, RECHECKS, LENGTHS):
         _, found, words = plan.reason.rpartition(mark)
         arm, _, seconds = words.rpartition(PRICE)
-        price, _, drafting = seconds.removesuffix(" s").partition(DRAFTING)
+        price, _, drafting = seconds.removesuffix(" s").partition(_DRAFTING)
         try:
             if found:
                 return Try(mark, arm, float(price), float((drafting or "0").partition(" ")[0]))
         except ValueError:  # another policy's words
             continue
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A try of an arm, by one request or by all."""
+
+    request: int
+    length: int
+    seconds: float  # what it costs: drafting, verification, and the tokens of the plan given up
+    whole: float  # the same with all of a catch-up
+    drafting: float = 0.0  # seconds of it, where all try
+    by_all: bool = False
+
+
+def with_probe(plan: Plan, mark: str, problem: Problem, a: int, probe: Probe) -> Plan:
+    """`plan`, trying arm `a` so."""
+    arm, r, choices = problem.arms[a], probe.request, list(plan.choices)
+    words = f"{plan.reason}{mark}{arm}{PRICE}{probe.seconds:.3g}"
+    if not probe.by_all:
+        choices[r] = Choice.of(arm, probe.length)
+        return Plan(tuple(choices), f"{words} s")
+    for r, most in enumerate(problem.limit[a].tolist()):
+        if most > 0:
+            choices[r] = Choice.of(arm, min(probe.length, most))
+    return Plan(tuple(choices), f"{words}{_DRAFTING}{probe.drafting:.3g} s of drafting with all")
