@@ -20,13 +20,9 @@ many tokens, what more or fewer would take is never seen, and a wrong price keep
 import math
 from collections import Counter
 
-import numpy as np
-
-from sdcontrol.columns import columns_of
 from sdcontrol.controller_share import ControllerShare
-from sdcontrol.core import BatchView, FloatArray, Observation, Plan, family_of
+from sdcontrol.core import BatchView, Observation, Plan, family_of
 from sdcontrol.policies.lengths import Lengths, only
-from sdcontrol.policies.posing import charged
 from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.second_tries import SecondTries, of_caught_up
 from sdcontrol.policies.stretches import Stretches
@@ -63,6 +59,7 @@ _FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK, _RARE = 4, 16  # the latter where it weighs
 _QUIET_STEPS, _MOST_DOUBLED = 128, 2  # without a probe, after which looks become half as frequent
 _MOST_NOTED = 16  # steps that may be counted late: several at once take less than one by one
+_ONCE = 0.4  # of a step's time, for which what was never tried is tried, whatever it may bring
 _TOGETHER = 2.0  # times the outcomes per second of a lone try, for all to try at once
 
 
@@ -164,9 +161,9 @@ class Probing:
 
         To be asked in a step that `looks`.
         """
-        again = self._again(view, plan, problem, answer)
+        again = self._again(view, problem, answer)
         if again is not None:
-            return again
+            return with_probe(plan, PROBES, *again)
         arms = list(enumerate(problem.arms))
         drafting = set(answer.arm[answer.length > 0].tolist())
         off = [
@@ -180,6 +177,8 @@ class Probing:
             probe = self._cheapest(view, problem, answer, a, is_measured=is_measured)
             if probe is None or probe.seconds > most_seconds:
                 continue
+            if not is_measured and probe.whole <= min(_ONCE * self._step_seconds, self._allowance):
+                return with_probe(plan, PROBES, problem, a, probe)
             if min(weight * probe.seconds, most_seconds) > self._allowance:
                 break
             unfilled = 1.0 - self._allowance / most_seconds
@@ -194,8 +193,10 @@ class Probing:
         known = only(problem, drafting | {a for a, arm in arms if arm in self._shadowed})
         return self._lengths.others(view.step, plan, known, answer, self._allowance) or plan
 
-    def _again(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan | None:
-        """`plan` with the try that follows one that had to catch up, where one is due and can be paid."""
+    def _again(
+        self, view: BatchView, problem: Problem, answer: Answer
+    ) -> tuple[Problem, int, Probe] | None:
+        """The try that follows one that had to catch up, where it is due and can be paid."""
         if self._second.arm not in problem.arms:
             return None
         a = problem.arms.index(self._second.arm)
@@ -203,7 +204,7 @@ class Probing:
         probe = self._cheapest(view, caught_up, answer, a, is_measured=True)
         if probe is None or self._weight(problem.arms[a]) * probe.seconds > self._allowance:
             return None
-        return with_probe(plan, PROBES, caught_up, a, probe)
+        return caught_up, a, probe
 
     def _cheapest(
         self, view: BatchView, problem: Problem, answer: Answer, a: int, *, is_measured: bool
@@ -217,7 +218,7 @@ class Probing:
         length, seconds = cheapest(problem, answer, a, r, most_tokens=most)
         if not length:
             return None
-        charged = self._charged(view, problem, a)
+        charged = self.stretches.charged(view, problem, a)
         whole = seconds + float(problem.catch_up[a, r]) * (1.0 / float(charged[r]) - 1.0)
         lone = Probe(r, length, seconds, whole)
         if not is_measured:
@@ -229,21 +230,6 @@ class Probing:
         if for_each and per_second > _TOGETHER * alone:
             return Probe(r, for_each, lost, lost, drafting, by_all=True)
         return lone
-
-    def _charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
-        """The share of each request's catch-up that is charged to a step, `[requests]`."""
-        columns, horizon = columns_of(view), self.stretches.horizon
-        rows = zip(
-            columns.catch_up_tokens[columns.arms.index(problem.arms[a])].tolist(),
-            columns.remaining_tokens.tolist(),
-            columns.context_tokens.tolist(),
-            (1.0 + problem.gain[a, :, -1]).tolist(),
-            strict=True,
-        )
-        shares = [
-            charged((lag, left), context, tokens, horizon) for lag, left, context, tokens in rows
-        ]
-        return np.array(shares)
 
     def _return(self, problem: Problem, answer: Answer, a: int, probe: "Probe") -> float:
         """What arm `a` could bring: share of the rate for a step's time of trying, catch-up included."""

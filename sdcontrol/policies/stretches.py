@@ -9,8 +9,13 @@ observations.
 
 from typing import NamedTuple
 
-from sdcontrol.core import Hint, Observation, RequestView
+import numpy as np
+
+from sdcontrol.columns import columns_of
+from sdcontrol.core import BatchView, FloatArray, Hint, Observation, RequestView
+from sdcontrol.policies import posing
 from sdcontrol.policies.posing import Horizon
+from sdcontrol.policies.problem import Problem
 
 __all__ = ["Stretches"]
 
@@ -46,6 +51,22 @@ class Stretches:
         """What plans may spread catch-ups over."""
         most = float(self.most_tokens)
         return most, min(max(self.mean_tokens, 1.0), most), self.share
+
+    def charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
+        """The share of each request's catch-up that is charged to a step, `[requests]`."""
+        columns, horizon = columns_of(view), self.horizon
+        rows = zip(
+            columns.catch_up_tokens[columns.arms.index(problem.arms[a])].tolist(),
+            columns.remaining_tokens.tolist(),
+            columns.context_tokens.tolist(),
+            (1.0 + problem.gain[a, :, -1]).tolist(),
+            strict=True,
+        )
+        shares = [
+            posing.charged((lag, left), context, tokens, horizon)
+            for lag, left, context, tokens in rows
+        ]
+        return np.array(shares)
 
     def update(self, observation: Observation) -> None:
         """Take note of who went on with what."""
