@@ -30,10 +30,12 @@ from sdcontrol.estimators.pricing import (
 )
 from sdcontrol.estimators.regression import OnlineRegression
 from sdcontrol.estimators.staircase import Stairs, interpolated, new_stairs, token_grid
+from sdcontrol.estimators.uninformed import UninformedCost
 
 __all__ = ["LearntForward"]
 
-_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3])
+_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3])  # of coefficients, where a machine was told
+_UNTOLD = 2.0  # times as uncertain where nothing was: a token more may be all but free
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
 _LOG_KV_STEP = math.log(_KV_STEP)
 _MOST_KEPT = 64
@@ -145,7 +147,8 @@ class LearntForward:
         if self._regression is None:
             features = featured(tables, share, tuple(steps[0, :4].tolist()))
             units = np.append(features[:-1], features[-2])  # as if all drafts were as long
-            self._regression = OnlineRegression(units, PRIOR_ALONE, _SPREAD)
+            spread = _SPREAD * (_UNTOLD if isinstance(self._prior, UninformedCost) else 1.0)
+            self._regression = OnlineRegression(units, PRIOR_ALONE, spread)
         prior = tables, _kv_counts(kv_tokens)
         return learn_steps(self._regression.filter, self._stairs, self._seen, prior, steps)
 

@@ -1,0 +1,154 @@
+"""A loop of somebody's own, of whose machine and drafters a controller was told nothing. Simulated."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import BatchView, FloatArray, Hint, Observation, Plan, RequestView, Timing
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Requests that follow one another, seconds of a forward by its tokens, rates and seconds of a round by arm."""
+
+    batch: int
+    forward: Callable[[int], float]
+    rates: Mapping[str, float]
+    rounds: Mapping[str, float]
+    context: int = 300
+    answer: tuple[int, int] = (150, 300)
+    per_caught_up_token: float = 0.0  # seconds, of arms that have rounds
+
+    def speed(self, steps: int, fixed: tuple[str, int] | None = None) -> float:
+        """Expected tokens per second of what was planned, or of always the same; learning included."""
+        generator, controller = np.random.default_rng(3), Controller()
+        crowd = _Crowd(self, generator)
+        tokens = seconds = 0.0
+        for step in range(steps):
+            view = crowd.view(step)
+            plan = controller.plan(view) if fixed is None else _always(view, *fixed)
+            drafted = tuple(choice.num_draft_tokens for choice in plan.choices)
+            chances = [self.rates.get(choice.drafter or "", 0.0) for choice in plan.choices]
+            tokens += sum(
+                (1 - p ** (n + 1)) / (1 - p) for p, n in zip(chances, drafted, strict=True)
+            )
+            timing = self._timing(plan, drafted, crowd.lags)
+            seconds += timing.total_seconds
+            misses = generator.geometric(1.0 - np.array(chances)) - 1
+            accepted = tuple(int(min(miss, n)) for miss, n in zip(misses, drafted, strict=True))
+            if fixed is None:
+                emitted = tuple(n + 1 for n in accepted)
+                noisy = _noisy(timing, generator)
+                controller.observe(
+                    Observation(view, plan, drafted, drafted, accepted, emitted, noisy)
+                )
+            crowd.go_on(step, plan, accepted)
+        return tokens / seconds
+
+    def best_fixed(self, steps: int) -> float:
+        lengths = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+        settings = [(arm, n) for arm in self.rates for n in (0, *lengths)]
+        return max(self.speed(steps, setting) for setting in settings)
+
+    def _timing(self, plan: Plan, drafted: tuple[int, ...], lags: dict[str, FloatArray]) -> Timing:
+        drafting = {}
+        for arm, seconds in self.rounds.items():
+            users = [
+                r for r, choice in enumerate(plan.choices) if choice.drafter == arm and drafted[r]
+            ]
+            if users:
+                behind = sum(int(lags[arm][r]) for r in users)
+                longest = max(drafted[r] for r in users)
+                drafting[arm] = longest * seconds + self.per_caught_up_token * behind
+        return Timing(drafting, self.forward(self.batch + sum(drafted)))
+
+
+class _Crowd:
+    """The requests of a loop; whoever ends is followed by another."""
+
+    def __init__(self, loop: Loop, generator: np.random.Generator) -> None:
+        self._loop, self._generator = loop, generator
+        self._names = [str(r) for r in range(loop.batch)]
+        self._left = generator.integers(1, loop.answer[1], loop.batch)
+        self._context = np.full(loop.batch, loop.context)
+        self.lags = {arm: self._context.copy() for arm in loop.rounds}
+
+    def view(self, step: int) -> BatchView:
+        arms = tuple(self._loop.rates)
+        requests = [
+            RequestView(name, int(context), 0, int(left), 0.0, arms, self._hints(r))
+            for r, (name, context, left) in enumerate(
+                zip(self._names, self._context, self._left, strict=True)
+            )
+        ]
+        return BatchView(step, tuple(requests), 10**6)
+
+    def _hints(self, r: int) -> dict[str, Hint]:
+        return {arm: Hint(catch_up_tokens=int(lag[r])) for arm, lag in self.lags.items()}
+
+    def go_on(self, step: int, plan: Plan, accepted: tuple[int, ...]) -> None:
+        for r, n in enumerate(accepted):
+            self._left[r] -= n + 1
+            self._context[r] += n + 1
+            for arm, lag in self.lags.items():
+                lag[r] = 0 if plan.choices[r].drafter == arm else lag[r] + n + 1
+            if self._left[r] <= 0:
+                self._names[r] = f"{r}-{step}"
+                self._left[r] = self._generator.integers(*self._loop.answer)
+                self._context[r] = self._loop.context
+                for lag in self.lags.values():
+                    lag[r] = self._loop.context
+
+
+def _noisy(timing: Timing, generator: np.random.Generator) -> Timing:
+    drafting = {arm: s * generator.normal(1.0, 0.03) for arm, s in timing.draft_seconds.items()}
+    return Timing(drafting, timing.verify_seconds * generator.normal(1.0, 0.03))
+
+
+def _always(view: BatchView, arm: str, num_draft_tokens: int) -> Plan:
+    return Plan.uniform(view, arm, num_draft_tokens) if num_draft_tokens else Plan.off(view)
+
+
+@pytest.mark.parametrize(
+    ("loop", "least"),
+    [
+        # Tokens that are all but free, as on a GPU, where more than twice as dear was assumed.
+        (Loop(8, lambda n: 1e-2 + 5e-6 * n, {"suffix": 0.8}, {}), 0.95),
+        (Loop(8, lambda n: 1e-2 + 5e-6 * n, {"ngram": 0.6}, {}), 0.95),
+        # Tokens that are dear.
+        (Loop(8, lambda n: 2e-3 + 4e-4 * n, {"ngram": 0.7}, {}), 0.98),
+        # A small model beside a large one, and look-ups that are good: a tenth as dear as assumed.
+        (
+            Loop(
+                16,
+                lambda n: 7e-3 + 2e-5 * n,
+                {"ngram": 0.8, "model": 0.9},
+                {"model": 1.5e-4},
+                400,
+                (150, 250),
+                1e-6,
+            ),
+            0.95,
+        ),
+        # Long prompts, that a draft model has to catch up with once: worth 16 steps, and paid back.
+        (
+            Loop(
+                4,
+                lambda n: 1e-2 + 2e-4 * n,
+                {"model": 0.8},
+                {"model": 1e-3},
+                8000,
+                (1500, 2500),
+                2e-5,
+            ),
+            0.95,
+        ),
+    ],
+    ids=["flat", "flat and hard", "dear", "small model", "long prompts"],
+)
+def test_little_is_lost_to_the_best_fixed_setting(loop: Loop, least: float) -> None:
+    """All of 900 steps, learning included."""
+    assert loop.speed(900) > least * loop.best_fixed(900)
