@@ -3,8 +3,9 @@
 Knows plans and views; nothing of policies, faults or what is believed.
 """
 
-from sdcontrol.core import BatchView, Plan
+from sdcontrol.core import BatchView, Choice, Plan
 from sdcontrol.errors import PlanError
+from sdcontrol.refusals import check_choices
 
 __all__ = ["check_plan", "check_shorter", "plain"]
 
@@ -23,8 +24,9 @@ def check_plan(plan: Plan, view: BatchView) -> None:
 
 def check_shorter(shorter: Plan, plan: Plan) -> None:
     """Raise `PlanError` where this is not `plan` with fewer draft tokens."""
-    if not isinstance(shorter, Plan) or len(shorter.choices) != len(plan.choices):
-        raise PlanError("refine returned no plan for the same requests; return a shortened Plan")
+    if not isinstance(shorter, Plan):
+        raise PlanError(f"refine returned {type(shorter).__name__}; return a shortened Plan")
+    check_choices(shorter.choices, Choice, len(plan.choices))
     for row, (after, before) in enumerate(zip(shorter.choices, plan.choices, strict=True)):
         is_suffix_dropped = after.num_draft_tokens <= before.num_draft_tokens
         if not is_suffix_dropped or after.drafter not in (before.drafter, None):

@@ -1,7 +1,7 @@
 """The vocabulary: what an engine shows, what a controller answers, what is observed.
 
 Frozen values without tensors, and the protocols at the seams. Knows nothing of models, policies,
-caches or files; everything else in the project imports this module and it imports none of it.
+caches or files; everything else in the project imports this module, and it imports errors and refusals only.
 
     view = BatchView(...)              an engine says what it has
     plan = planner.plan(view)          a controller answers: which drafter, how many tokens
@@ -11,13 +11,13 @@ caches or files; everything else in the project imports this module and it impor
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol.errors import ObservationError, PlanError
+from sdcontrol import refusals
+from sdcontrol.errors import PlanError
 
 __all__ = [
     "Backend",
@@ -40,9 +40,6 @@ FloatArray = NDArray[np.float64]
 Confidence = tuple[tuple[float, ...], ...]
 """Per request of the view, the drafter's confidence in each token drafted so far, in [0, 1]."""
 
-_NOTHING: Mapping[str, "Hint"] = MappingProxyType({})
-_COUNTED = ("plan", "drafted", "proposed", "accepted", "emitted")
-
 
 def family_of(drafter: str) -> str:
     """The family of a drafter arm: the name before the first ":"."""
@@ -58,10 +55,14 @@ class Hint:
     confidence: float | None = None  # in [0, 1], that the first draft token is accepted
     catch_up_tokens: int = 0  # tokens it must compute before its first draft token
 
+    def __post_init__(self) -> None:
+        if self.catch_up_tokens is None:
+            refusals.refuse_hint(self)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One decoding request, as a policy sees it."""
+    """One decoding request, as a policy sees it. `ConfigError` for drafters or hints that are none."""
 
     id: str
     context_tokens: int  # tokens in the KV cache once this step has run without drafts
@@ -69,7 +70,15 @@ class RequestView:
     remaining_tokens: int  # at most this many more will be emitted
     temperature: float = 0.0
     drafters: tuple[str, ...] = ()  # what it may use now; empty = opted out
-    hints: Mapping[str, Hint] = field(default_factory=lambda: _NOTHING)
+    hints: Mapping[str, Hint] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.drafters) is not tuple or self.hints is None:
+            object.__setattr__(
+                self, "drafters", refusals.menu_of(self.id, self.drafters, self.hints)
+            )
+        if self.hints and {*map(type, self.hints.values())} != {Hint}:
+            refusals.refuse_hints(self.id, self.hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +96,18 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which drafter, and how many tokens, for one request. Interned: few distinct ones exist."""
+    """Which drafter, and how many tokens, for one request. Interned: few distinct ones exist.
+
+    Raises `PlanError` unless the tokens are a whole number that goes with the drafter.
+    """
 
     drafter: str | None
     num_draft_tokens: int
 
     def __post_init__(self) -> None:
+        if type(self.num_draft_tokens) is not int:
+            count = refusals.whole_tokens(self.drafter, self.num_draft_tokens)
+            object.__setattr__(self, "num_draft_tokens", count)
         if (self.drafter is None) != (self.num_draft_tokens == 0) or self.num_draft_tokens < 0:
             raise PlanError(
                 f"choice of {self.num_draft_tokens} draft tokens by {self.drafter!r}: a drafter "
@@ -102,12 +117,17 @@ class Choice:
     @staticmethod
     def of(drafter: str, num_draft_tokens: int) -> "Choice":
         """The interned choice; no draft tokens means no drafter."""
+        if type(num_draft_tokens) is not int:  # 2.0 would be found where 2 is kept
+            num_draft_tokens = refusals.whole_tokens(drafter, num_draft_tokens)
         return _intern(drafter, num_draft_tokens) if num_draft_tokens else _OFF
 
     @staticmethod
     def off() -> "Choice":
         """Decode this request without drafts."""
         return _OFF
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Choice.of, (self.drafter, self.num_draft_tokens)  # copies are interned too
 
 
 @cache
@@ -152,36 +172,19 @@ class Plan:
 
     def check(self, view: BatchView) -> None:
         """Raise `PlanError` unless this plan is possible for `view`."""
-        if len(self.choices) != len(view.requests):
-            raise PlanError(
-                f"plan has {len(self.choices)} choices for {len(view.requests)} requests; "
-                "give one per request of the view, in its order"
-            )
+        refusals.check_choices(self.choices, Choice, len(view.requests))
         draft_tokens = 0
         for request, choice in zip(view.requests, self.choices, strict=True):
             length = choice.num_draft_tokens
             if length:
                 if choice.drafter not in request.drafters or length >= request.remaining_tokens:
-                    _refuse(request, choice)
+                    refusals.refuse_choice(request, choice)
                 draft_tokens += length
-        if draft_tokens > view.free_kv_tokens:
+        if draft_tokens > max(view.free_kv_tokens, 0):
             raise PlanError(
                 f"plan drafts {draft_tokens} tokens, {view.free_kv_tokens} KV slots are free; "
                 "draft fewer"
             )
-
-
-def _refuse(request: RequestView, choice: Choice) -> None:
-    """Raise what is wrong with a choice that is impossible for its request."""
-    if choice.drafter not in request.drafters:
-        raise PlanError(
-            f"request {request.id!r} may not use drafter {choice.drafter!r} now; "
-            f"it may use {list(request.drafters)}"
-        )
-    raise PlanError(
-        f"request {request.id!r}: {choice.num_draft_tokens} draft tokens, but only "
-        f"{request.remaining_tokens} tokens remain; draft at most one less than that"
-    )
 
 
 @runtime_checkable
@@ -261,14 +264,8 @@ class Observation:
     launched_ahead: bool = False  # before the last step's tokens were known
 
     def check(self) -> None:
-        """Raise `ObservationError` unless there is one entry per request of the view everywhere."""
-        columns = self.plan.choices, self.drafted, self.proposed, self.accepted, self.emitted
-        num_requests, names = len(self.view.requests), (*_COUNTED, *self.shadow)
-        for column, name in zip((*columns, *self.shadow.values()), names, strict=True):
-            if len(column) != num_requests:
-                raise ObservationError(
-                    f"{len(column)} entries in {name} for {num_requests} requests; give one each"
-                )
+        """Raise `ObservationError` unless this fits the view and `accepted <= proposed <= drafted`."""
+        refusals.check_observation(self)
 
 
 class Planner(Protocol):

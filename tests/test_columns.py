@@ -127,9 +127,9 @@ def drawn_step(rng: np.random.Generator, step: int) -> tuple[BatchView, Observat
     accepted = tuple(int(rng.integers(0, n + 1)) for n in proposed)
     nodes = tuple(
         tuple(range(1, n + 1))
-        if choice.drafter == "sparse_kv:64" and step > 10
+        if choice.drafter == "sparse_kv:64" and step > 10 and n < most
         else tuple(range(n))
-        for choice, n in zip(choices, accepted, strict=True)
+        for choice, n, most in zip(choices, accepted, proposed, strict=True)
     )
     families = {family_of(c.drafter): float(rng.uniform(1e-3, 2e-3)) for c in choices if c.drafter}
     observation = Observation(

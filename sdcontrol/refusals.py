@@ -1,0 +1,237 @@
+"""Why a value of the vocabulary cannot be used, said in full.
+
+`core` calls it while values are made or checked. Knows their fields; nothing of who made them.
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import index, le
+from typing import TYPE_CHECKING, Never
+
+from sdcontrol.errors import ConfigError, ObservationError, PlanError
+
+if TYPE_CHECKING:
+    from sdcontrol.core import Choice, Hint, Observation, RequestView
+
+__all__ = [
+    "check_choices",
+    "check_observation",
+    "menu_of",
+    "refuse_choice",
+    "refuse_hint",
+    "refuse_hints",
+    "whole_tokens",
+]
+
+_COUNTED = ("drafted", "proposed", "accepted", "emitted")
+
+
+def whole_tokens(drafter: str | None, num_draft_tokens: object) -> int:
+    """Any whole number as an int; `PlanError` for what is none, truth values included."""
+    if not _is_whole(num_draft_tokens):
+        raise PlanError(
+            f"choice of {num_draft_tokens!r} draft tokens by {drafter!r}: they are counted; "
+            "give a whole number, as int(...) makes it"
+        )
+    return index(num_draft_tokens)  # type: ignore[arg-type]  # just asked
+
+
+def refuse_choice(request: "RequestView", choice: "Choice") -> Never:
+    """Raise what is wrong with a choice that is impossible for its request."""
+    if choice.drafter not in request.drafters:
+        raise PlanError(
+            f"request {request.id!r} may not use drafter {choice.drafter!r} now; "
+            f"it may use {list(request.drafters)}"
+        )
+    raise PlanError(
+        f"request {request.id!r}: {choice.num_draft_tokens} draft tokens, but only "
+        f"{request.remaining_tokens} tokens remain; draft at most one less than that"
+    )
+
+
+def menu_of(request_id: str, drafters: object, hints: object) -> tuple[str, ...]:
+    """What a request may use, as a tuple; `ConfigError` where that or its hints are none."""
+    if not isinstance(drafters, tuple | list):
+        raise ConfigError(
+            f"drafters of request {request_id!r}: {drafters!r}; give a tuple of names, "
+            '("ngram",) for one and () for none'
+        )
+    if not isinstance(hints, Mapping):
+        raise ConfigError(
+            f"hints of request {request_id!r}: {hints!r}; give a mapping from drafters to "
+            "Hints, {} where nothing is known"
+        )
+    return tuple(drafters)
+
+
+def check_choices(choices: object, kind: type["Choice"], num_requests: int) -> None:
+    """Raise `PlanError` unless these are as many choices as requests, in a tuple."""
+    if not isinstance(choices, tuple) or {*map(type, choices)} - {kind}:
+        raise PlanError(f"choices {choices!r}; give a tuple of Choice, as Choice.of makes them")
+    if len(choices) != num_requests:
+        raise PlanError(
+            f"plan has {len(choices)} choices for {num_requests} requests; "
+            "give one per request of the view, in its order"
+        )
+
+
+def refuse_hint(hint: "Hint") -> Never:
+    """Raise that it does not count what there is to catch up."""
+    raise ConfigError(f"catch_up_tokens of {hint}; give a whole number, 0 where a drafter is ready")
+
+
+def refuse_hints(request_id: str, hints: Mapping[str, object]) -> Never:
+    """Raise that some of these are no hints."""
+    raise ConfigError(
+        f"hints of request {request_id!r}: {dict(hints)}; each is a Hint: leave out the drafters "
+        "of which nothing is known"
+    )
+
+
+def check_observation(one: "Observation") -> None:
+    """Raise `ObservationError` where columns do not follow the view, or cannot have come about.
+
+    There is an entry per request everywhere, `0 <= accepted <= proposed <= drafted`, confidence in all
+    tokens drafted or in none, a node of the draft for each accepted token.
+    """
+    _check_lengths(one)
+    if not _are_counts(one.drafted, one.proposed, one.accepted, one.emitted):
+        _check_counts(one)
+    for arm, row in one.shadow.items():
+        _check_shadow(one, arm, row)
+    if one.confidence is not None:
+        _check_confidence(one, one.confidence)
+    if one.accepted_nodes is not None:
+        _check_nodes(one, one.accepted_nodes)
+    try:
+        _ = one.timing.total_seconds
+    except (TypeError, AttributeError) as error:
+        raise ObservationError(
+            f"{one.timing}: not all of it are seconds; give floats, 0.0 where nothing was "
+            "measured, and draft_seconds as a mapping from families"
+        ) from error
+
+
+def _check_lengths(one: "Observation") -> None:
+    num_requests = len(one.view.requests)
+    columns = one.plan.choices, one.drafted, one.proposed, one.accepted, one.emitted
+    try:
+        if {*map(len, columns), *map(len, one.shadow.values())} == {num_requests}:
+            return
+        names = "plan", *_COUNTED, *one.shadow
+        for column, name in zip((*columns, *one.shadow.values()), names, strict=True):
+            if len(column) != num_requests:
+                raise ObservationError(
+                    f"{len(column)} entries in {name} for {num_requests} requests; give one each"
+                )
+    except (TypeError, AttributeError) as error:
+        raise ObservationError(
+            f"{error}: drafted, proposed, accepted, emitted and each arm's shadow are tuples; "
+            "give one entry per request"
+        ) from error
+
+
+def _are_counts(
+    drafted: Sequence[int], proposed: Sequence[int], accepted: Sequence[int], emitted: Sequence[int]
+) -> bool:
+    """Whether all are ints that can have come about; False too where it takes a closer look."""
+    try:
+        total = sum(drafted) + sum(proposed) + sum(accepted) + sum(emitted)
+    except TypeError:
+        return False
+    if type(total) is not int:
+        return False
+    return not accepted or (
+        min(accepted) >= 0
+        and min(emitted) >= 0
+        and all(map(le, accepted, proposed))
+        and (proposed == drafted or all(map(le, proposed, drafted)))
+    )
+
+
+def _check_counts(one: "Observation") -> None:
+    for name in _COUNTED:
+        column = getattr(one, name)
+        if not isinstance(column, tuple | list):
+            raise ObservationError(
+                f"{name} is of type {type(column).__name__}; give a tuple of ints, as "
+                "tuple(array.tolist()) makes it"
+            )
+        for request, count in zip(one.view.requests, column, strict=True):
+            if not _is_count(count):
+                _refuse_count(name, request, count)
+    rows = zip(one.view.requests, one.accepted, one.proposed, one.drafted, strict=True)
+    for request, accepted, proposed, drafted in rows:
+        if not accepted <= proposed <= drafted:
+            raise ObservationError(
+                f"request {request.id!r}: {accepted} tokens accepted of {proposed} proposed and "
+                f"{drafted} drafted; accepted are at most the proposed ones, and those at most "
+                "the drafted ones"
+            )
+
+
+def _check_shadow(one: "Observation", arm: str, row: Sequence[int | None]) -> None:
+    try:
+        are_known = all(count is None or (type(count) is int and count >= 0) for count in {*row})
+    except TypeError:
+        are_known = False
+    if are_known:
+        return
+    for request, count in zip(one.view.requests, row, strict=True):
+        if count is not None and not _is_count(count):
+            _refuse_count(f"shadow of {arm!r}", request, count)
+
+
+def _check_confidence(one: "Observation", rows: Sequence[Sequence[float]]) -> None:
+    lengths = _lengths("confidence", rows, one)
+    if lengths == [*one.drafted]:
+        return
+    for request, length, drafted in zip(one.view.requests, lengths, one.drafted, strict=True):
+        if length not in (0, drafted):
+            raise ObservationError(
+                f"request {request.id!r}: confidence in {length} tokens of {drafted} drafted; "
+                "give one for each of them, or none"
+            )
+
+
+def _check_nodes(one: "Observation", rows: Sequence[Sequence[int]]) -> None:
+    lengths = _lengths("accepted_nodes", rows, one)
+    told = zip(one.view.requests, rows, lengths, one.accepted, one.proposed, strict=True)
+    for request, nodes, length, accepted, proposed in told:
+        if length != accepted or (nodes and not 0 <= min(nodes) <= max(nodes) < proposed):
+            raise ObservationError(
+                f"request {request.id!r}: accepted_nodes {nodes} for {accepted} tokens accepted "
+                f"of {proposed} proposed; give the index of each, less than {proposed}"
+            )
+
+
+def _lengths(name: str, rows: Sequence[Sequence[object]], one: "Observation") -> list[int]:
+    """Of each request's row."""
+    try:
+        lengths = [*map(len, rows)]
+    except TypeError as error:
+        raise ObservationError(
+            f"{name} {rows!r}: {error}; give a tuple per request, () where there is nothing"
+        ) from error
+    if len(lengths) != len(one.view.requests):
+        raise ObservationError(
+            f"{len(lengths)} entries in {name} for {len(one.view.requests)} requests; give one each"
+        )
+    return lengths
+
+
+def _is_whole(count: object) -> bool:
+    try:
+        index(count)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        return False
+    return not isinstance(count, bool)
+
+
+def _is_count(count: object) -> bool:
+    return _is_whole(count) and index(count) >= 0  # type: ignore[arg-type]  # just asked
+
+
+def _refuse_count(name: str, request: "RequestView", count: object) -> Never:
+    raise ObservationError(
+        f"{name} of request {request.id!r} is {count!r}; give a whole number of tokens, at least 0"
+    )
