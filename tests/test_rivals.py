@@ -1,5 +1,7 @@
 """Each rival follows its own rule: checked against the rule worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,21 @@ def test_smartspec_decides_every_20_steps_by_goodput_with_a_bonus_for_off() -> N
         plan = Plan.uniform(view, ARM, k)
         policy.update(observed(view, plan, (0,), seconds=1.0 + 0.3 * k))
     assert lengths(policy.plan(view, belief)) == [0]
+
+
+def test_smartspec_drafts_on_where_that_pays_though_it_has_seen_one_length() -> None:
+    """Steps take what the cost says, and three drafts of four are accepted: none of them is plain."""
+    policy, cost = SmartSpec(ARM, max_tokens=8), ToyCost()
+    belief, planned = belief_of(2), []
+    for _ in range(100):
+        view = view_of(2)
+        planned.append(policy.plan(view, belief))
+        k = lengths(planned[-1])[0]
+        verify = float(cost.verify_seconds(2 * (1 + k), 1000, 2)) + cost.overhead_seconds()
+        drafting = {ARM: k * float(cost.draft_seconds(ARM, 2, 1000))}
+        one = observed(view, planned[-1], (k - k // 4,) * 2)
+        policy.update(replace(one, timing=Timing(drafting, verify)))
+    assert not any(plan.is_off for plan in planned)
 
 
 def test_smartspec_finds_the_length_of_its_own_formula() -> None:

@@ -1,7 +1,8 @@
 """One length for the batch by goodput, from one global acceptance rate: SmartSpec (Liu et al. 2024).
 
 Knows no request apart from another: one rate and one length serve them all. Acceptance is geometric,
-step time is linear in tokens, KV tokens and drafting rounds.
+step time is linear in tokens, KV tokens and drafting rounds, profiled before the first step as that
+system does: while one length is kept, measured steps cannot tell tokens from rounds.
 """
 
 from typing import Literal
@@ -22,6 +23,8 @@ _INTERVAL_STEPS = 20
 _OFF_BONUS = 1.1  # plain decoding is favoured by this factor
 _FITTED_STEPS = 8  # before that many are seen, the step time is fitted to the belief's cost
 
+_Sums = tuple[FloatArray, FloatArray]  # normal matrix and moment of the least squares
+
 
 class SmartSpecConfig(OneDrafterConfig):
     """`max_tokens` bounds the search."""
@@ -38,7 +41,7 @@ class SmartSpec(OneDrafter):
     """k = argmax of batch * L(k) / step(k), L(k) = (1 - a^(k + 1)) / (1 - a), every 20 steps.
 
     `a` starts at 0.7 and moves by 0.15 of each step's accepted share. The search ends at the first
-    descent.
+    descent. The profile is the belief's cost at the first plan: it is kept, and measured steps add to it.
     """
 
     def __init__(self, drafter: str | None, max_tokens: int) -> None:
@@ -47,14 +50,18 @@ class SmartSpec(OneDrafter):
         self._acceptance = _INITIAL_ACCEPTANCE
         self._tokens: int | None = None
         self._steps = 0
-        self._normal: FloatArray = np.zeros((4, 4))  # of the least squares of step time
+        self._profile: _Sums | None = None  # of the lengths at the first plan that could draft
+        self._normal: FloatArray = np.zeros((4, 4))  # of the least squares of measured step time
         self._moment: FloatArray = np.zeros(4)
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The length decided last; before the first decision, one from the belief's cost."""
         tokens = self._tokens
         if tokens is None:
-            tokens = self._decide(view, self._profile(view, belief), _INITIAL_ACCEPTANCE)
+            profile = self._profiled(view, belief)
+            self._profile = self._profile or profile
+            fit = np.ones(4) if profile is None else _solve(*profile)
+            tokens = self._decide(view, fit, _INITIAL_ACCEPTANCE)
         return self.uniform(view, tokens, f"smartspec: {tokens}")
 
     def update(self, observation: Observation) -> None:
@@ -71,7 +78,8 @@ class SmartSpec(OneDrafter):
             self._moment = self._moment + features * seconds
             self._steps += 1
         if self._steps >= _FITTED_STEPS and self._steps % _INTERVAL_STEPS == 0 and view.requests:
-            fit = _solve(self._normal, self._moment)
+            normal, moment = self._profile or (np.zeros((4, 4)), np.zeros(4))
+            fit = _solve(self._normal + normal, self._moment + moment)
             self._tokens = self._decide(view, fit, self._acceptance)
 
     def _decide(self, view: BatchView, fit: FloatArray, acceptance: float) -> int:
@@ -86,11 +94,11 @@ class SmartSpec(OneDrafter):
             best, chosen = goodput, tokens
         return chosen
 
-    def _profile(self, view: BatchView, belief: Belief) -> FloatArray:
-        """The linear step time that fits the belief's cost best over lengths 0..max_tokens."""
+    def _profiled(self, view: BatchView, belief: Belief) -> _Sums | None:
+        """Of the step times that the belief's cost gives lengths 0..max_tokens; None if none can draft."""
         drafter = self.drafter_for(view)
         if not view.requests or drafter is None:
-            return np.ones(4)
+            return None
         batch = len(view.requests)
         normal, moment = np.zeros((4, 4)), np.zeros(4)
         kv_tokens = float(sum(request.context_tokens for request in view.requests))
@@ -103,7 +111,7 @@ class SmartSpec(OneDrafter):
             features = _features(view, tokens * batch, tokens)
             normal += np.outer(features, features)
             moment += features * seconds
-        return _solve(normal, moment)
+        return normal, moment
 
 
 def _features(view: BatchView, draft_tokens: int, rounds: int) -> FloatArray:
