@@ -4,12 +4,14 @@ Knows the future of acceptance, from a table that a replay or a benchmark suppli
 that `goodput` does not. It is the best plan of each step, not of a whole run.
 """
 
+from collections.abc import Mapping
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
 from sdcontrol.core import BatchView, Belief, FloatArray, Plan
+from sdcontrol.policies.asking import survival_table
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.goodput import Goodput
 
@@ -48,8 +50,7 @@ class Oracle(Policy):
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The best plan of this step."""
         survival = {
-            drafter: self._survival(view, drafter, rows.shape[1])
-            for drafter, rows in belief.survival.items()
+            drafter: self._survival(view, drafter, belief.survival) for drafter in belief.survival
         }
         plan = self._goodput.plan(view, Belief(survival, belief.cost))
         return Plan(plan.choices, "oracle")
@@ -58,7 +59,10 @@ class Oracle(Policy):
         """A copy that reads the same foresight, which nobody changes."""
         return Oracle(self.foresight)
 
-    def _survival(self, view: BatchView, drafter: str, depth: int) -> FloatArray:
+    def _survival(
+        self, view: BatchView, drafter: str, believed: Mapping[str, FloatArray]
+    ) -> FloatArray:
+        depth = survival_table(believed, drafter, len(view.requests)).shape[1]
         lengths = [
             self.foresight.accepted_tokens(request.id, request.generated_tokens, drafter)
             if drafter in request.drafters

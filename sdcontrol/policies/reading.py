@@ -4,7 +4,7 @@ Knows names, hints and limits; nothing of how the best plan is found.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from sdcontrol.estimators.price import (
     sparse_budget,
 )
 from sdcontrol.estimators.survival import Survival
+from sdcontrol.policies.asking import draft_seconds, survival_table, verify_seconds
 from sdcontrol.policies.posing import Horizon, Posed, Prices, lags_of, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 
+_MOST_KEPT = 256  # of what follows from names and sizes: views may offer ever new menus
 _NO_TABLE: FloatArray = np.zeros((0, 0))
 _AT_ONCE: Horizon = 1.0, 1.0, 1.0
 
@@ -56,7 +58,7 @@ def read(view: BatchView, belief: Belief, horizon: Horizon) -> Problem | None:
     """
     columns, cost = columns_of(view), belief.cost
     layout = layout_of(columns.arms, tuple(belief.survival))
-    survival = _stack(layout.arms, belief.survival)
+    survival = _stack(layout.arms, belief.survival, len(view.requests))
     if not survival.size:
         return None
     posed = pose(
@@ -107,8 +109,9 @@ def read_drafted(
     planned = np.array([c.num_draft_tokens for c in plan.choices])
     limits = np.where(arm == np.arange(len(layout.arms))[:, None], planned, 0)
     own, nothing = np.arange(len(layout.arms)), np.zeros_like(limits)
+    survival = _stack(layout.arms, belief.survival, len(view.requests))
     posed = pose(
-        np.ascontiguousarray(_stack(layout.arms, belief.survival)[:, :, : planned.max()]),
+        np.ascontiguousarray(survival[:, :, : planned.max()]),
         (columns.context_tokens, columns.remaining_tokens, limits, np.ones(limits.shape, np.bool_)),
         (own, layout.budgets, layout.family),
     )
@@ -149,17 +152,19 @@ def to_choices(arms: tuple[str, ...], lengths: int, answer: Answer) -> tuple[Cho
     return tuple(choices)
 
 
-def _stack(arms: tuple[str, ...], survival: Mapping[str, FloatArray]) -> FloatArray:
+def _stack(
+    arms: tuple[str, ...], survival: Mapping[str, FloatArray], num_requests: int
+) -> FloatArray:
     """Survival `[arms, requests, K]`, K the most of any arm."""
     if isinstance(survival, Survival) and survival.arms == arms:
         return survival.table
-    tables = [survival[arm] for arm in arms]
+    tables = [survival_table(survival, arm, num_requests) for arm in arms]
     if not tables:
         return np.zeros((0, 0, 0))
     if len({rows.shape for rows in tables}) == 1:
         return np.array(tables, np.float64)
     depth = max([rows.shape[1] for rows in tables])
-    stacked = np.zeros((len(arms), len(tables[0]), depth))
+    stacked = np.zeros((len(arms), num_requests, depth))
     for a, rows in enumerate(tables):
         stacked[a, :, : rows.shape[1]] = rows
     return stacked
@@ -173,7 +178,7 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
     if is_tabled(cost):
         return cost.step_table(first, draft_tokens, kv_tokens, batch)
     tokens = np.arange(first, first + draft_tokens + 1, dtype=np.float64)
-    seconds = cost.verify_seconds(tokens, kv_tokens, batch) + cost.overhead_seconds()
+    seconds = verify_seconds(cost, tokens, kv_tokens, batch) + cost.overhead_seconds()
     padding = padding_seconds(cost, kv_tokens)
     if padding:
         seconds = seconds - padding * even_draft(tokens, batch)
@@ -190,7 +195,7 @@ def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Pric
     kv_tokens = posed[3][:, None] * share
     lags = lags_of(lagging, (layout.rows, layout.family), families).tolist()
     for f, family in enumerate(layout.families):
-        rounds[f, 1:] = cost.draft_seconds(family, count, kv_tokens[f])
+        rounds[f, 1:] = draft_seconds(cost, family, count, kv_tokens[f])
         if lags[f][1] and hasattr(cost, "catch_up_seconds"):
             lines[f, 3:] = _catch_up_line(cost, family, *lags[f])
     return rounds, lines
@@ -205,7 +210,7 @@ def _catch_up_line(cost: Cost, family: str, fewest: int, most: int) -> tuple[flo
     return low - slope * fewest, slope
 
 
-@cache
+@lru_cache(_MOST_KEPT)
 def layout_of(offered: tuple[str, ...], believed: tuple[str, ...]) -> Layout:
     """The layout of a step that offers arms, for those of which something is believed."""
     known = [arm for arm in offered if arm in believed]
@@ -221,18 +226,18 @@ def layout_of(offered: tuple[str, ...], believed: tuple[str, ...]) -> Layout:
     )
 
 
-@cache
+@lru_cache(_MOST_KEPT)
 def rows_of(arms: tuple[str, ...], among: tuple[str, ...]) -> IntArray:
     """Where each arm is among others, `[arms]`."""
     return np.array([among.index(arm) for arm in arms], dtype=np.int64)
 
 
-@cache
+@lru_cache(_MOST_KEPT)
 def _choices(arms: tuple[str, ...], lengths: int) -> tuple[tuple[Choice, ...], ...]:
     return tuple(tuple(Choice.of(arm, n) for n in range(lengths)) for arm in arms)
 
 
-@cache
+@lru_cache(_MOST_KEPT)
 def _counts(batch: int) -> tuple[FloatArray, FloatArray]:
     """Requests in a round, 1..batch and batch again; the last one reads half the KV."""
     count = np.append(np.arange(1.0, batch + 1.0), float(batch))

@@ -11,7 +11,9 @@ import numpy as np
 from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, FloatArray, Plan, RequestView, family_of
+from sdcontrol.errors import PlanError
 from sdcontrol.estimators.price import round_kv_tokens
+from sdcontrol.policies.asking import verify_seconds
 from sdcontrol.policies.base import Policy, PolicyConfig
 
 __all__ = ["Roofline", "RooflineConfig"]
@@ -80,13 +82,25 @@ class Roofline(Policy):
         batch = len(view.requests)
         kv_tokens = float(sum(request.context_tokens for request in view.requests))
         tokens = draft_tokens + (batch + view.prefill_tokens)
-        seconds = belief.cost.verify_seconds(tokens, kv_tokens, batch)
-        return np.asarray(seconds + belief.cost.overhead_seconds(), dtype=np.float64)
+        seconds = verify_seconds(belief.cost, tokens, kv_tokens, batch)
+        seconds += belief.cost.overhead_seconds()
+        if not (np.isfinite(seconds).all() and seconds.min() > 0.0):
+            raise PlanError(
+                f"steps of {seconds.min()} to {seconds.max()} s by {type(belief.cost).__name__}; "
+                "a cost must answer finite numbers only, above 0 for a step"
+            )
+        return seconds
 
     def _round_seconds(self, view: BatchView, belief: Belief, arm: str) -> float:
         able = [request for request in view.requests if arm in request.drafters]
         kv_tokens = float(sum(round_kv_tokens(request, arm) for request in able))
-        return float(belief.cost.draft_seconds(family_of(arm), float(len(able)), kv_tokens))
+        seconds = float(belief.cost.draft_seconds(family_of(arm), float(len(able)), kv_tokens))
+        if not 0.0 <= seconds < math.inf:
+            raise PlanError(
+                f"a round of {arm!r} takes {seconds} s by {type(belief.cost).__name__}; a cost must "
+                "answer finite numbers only, at least 0 for a round"
+            )
+        return seconds
 
     def _best(
         self, request: RequestView, share: int, rounds: dict[str, float], decode: float

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, FloatArray, Observation, Plan
+from sdcontrol.policies.asking import verify_seconds
 from sdcontrol.policies.rivals.one_drafter import OneDrafter, OneDrafterConfig
 
 __all__ = ["BudgetArgmax", "BudgetArgmaxConfig"]
@@ -125,7 +126,7 @@ class BudgetArgmax(OneDrafter):
         """Step time of `batch` + 0..slots tokens, from the table of one context length."""
         tokens = np.arange(batch, batch + slots + 1.0)
         kv_tokens = float(self.context_tokens * self.num_requests)
-        verify = belief.cost.verify_seconds(tokens, kv_tokens, self.num_requests)
+        verify = verify_seconds(belief.cost, tokens, kv_tokens, self.num_requests)
         return np.asarray(verify + belief.cost.overhead_seconds())
 
 

@@ -6,6 +6,7 @@ Knows nothing of how the length is chosen.
 from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Plan
+from sdcontrol.policies.asking import survival_table
 from sdcontrol.policies.base import Policy, PolicyConfig
 
 __all__ = ["OneDrafter", "OneDrafterConfig"]
@@ -38,5 +39,7 @@ class OneDrafter(Policy):
 
     def longest(self, view: BatchView, belief: Belief) -> int:
         """The most draft tokens that the belief speaks of for the drafter; 0 without one."""
-        rows = belief.survival.get(self.drafter_for(view) or "")
-        return 0 if rows is None else rows.shape[1]
+        drafter = self.drafter_for(view)
+        if drafter is None or drafter not in belief.survival:
+            return 0
+        return int(survival_table(belief.survival, drafter, len(view.requests)).shape[1])
