@@ -1,13 +1,14 @@
 """Every policy keeps the contract, and is built from names, shorthands, mappings and models."""
 
 import textwrap
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
 
 from sdcontrol import policies
-from sdcontrol.core import BatchView, Belief, Plan, RequestView
+from sdcontrol.core import BatchView, Belief, Choice, Observation, Plan, RequestView
 from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.policies import registry
 from sdcontrol.policies.base import Policy, PolicyConfig
@@ -151,6 +152,96 @@ class Careless(Policy):
 def test_the_checks_find_a_broken_rule(rule: str) -> None:
     with pytest.raises(AssertionError):
         check_policy(Careless(rule))
+
+
+class Plain(Policy):
+    """Keeps the contract."""
+
+    def plan(self, view: BatchView, belief: Belief) -> Plan:
+        return Plan.uniform(view, "ngram", 2)
+
+
+def halves(self: Policy, view: BatchView, belief: Belief) -> Plan:
+    for rows in belief.survival.values():
+        rows *= 0.5
+    return Plan.off(view)
+
+
+def as_list(self: Policy, view: BatchView, belief: Belief) -> Plan:
+    return Plan(list(Plan.off(view).choices))  # type: ignore[arg-type]
+
+
+def in_parts(self: Policy, view: BatchView, *_: object) -> Plan:
+    return Plan((Choice("ngram", 1.5),) * len(view.requests))  # type: ignore[arg-type]
+
+
+def forgets(self: Policy, observation: Observation) -> None:
+    observation.timing.draft_seconds.clear()  # type: ignore[attr-defined]
+
+
+def fails(self: Policy, *_: object) -> None:
+    raise ValueError("boom")
+
+
+def answers_nothing(self: Policy, *_: object) -> None: ...
+
+
+def drops_a_request(self: Policy, view: BatchView, plan: Plan, *_: object) -> Plan:
+    return Plan(plan.choices[:-1])
+
+
+def lengthens(self: Policy, view: BatchView, plan: Plan, *_: object) -> Plan:
+    return Plan(
+        tuple(Choice.of(c.drafter or "ngram", c.num_draft_tokens + 1) for c in plan.choices)
+    )
+
+
+BROKEN: dict[str, tuple[str, Callable[..., object], str]] = {
+    "plans nothing": ("plan", answers_nothing, "plan does not fit .*NoneType"),
+    "plans by list": ("plan", as_list, "plan does not fit .*tuple of Choice"),
+    "plans parts of tokens": ("plan", in_parts, "plan raised PlanError: .*1.5"),
+    "plans with an error": ("plan", fails, "plan raised ValueError: boom"),
+    "changes its belief": ("plan", halves, "plan changed the Belief"),
+    "refines to nothing": ("refine", answers_nothing, "refine does not shorten .*NoneType"),
+    "refines a request away": ("refine", drops_a_request, "refine does not shorten .* choices for"),
+    "refines to parts of tokens": ("refine", in_parts, "refine raised PlanError: .*1.5"),
+    "refines to more": ("refine", lengthens, "refine does not shorten"),
+    "refines with an error": ("refine", fails, "refine raised ValueError: boom"),
+    "learns with an error": ("update", fails, "update raised ValueError: boom"),
+    "changes what it was told": ("update", forgets, "update changed the Observation"),
+    "clones with an error": ("clone", fails, "clone raised ValueError: boom"),
+    "clones to nothing": ("clone", answers_nothing, "clone.. returned another type"),
+}
+
+
+@pytest.mark.parametrize(("method", "act", "says"), BROKEN.values(), ids=BROKEN.keys())
+def test_the_checks_name_the_rule_that_is_broken(
+    method: str, act: Callable[..., object], says: str
+) -> None:
+    check_policy(Plain())
+    with pytest.raises(AssertionError, match=says):
+        check_policy(type("Broken", (Plain,), {method: act})())
+
+
+class Sharing(Plain):
+    """Its clones count on with it, from 0 to 3."""
+
+    def __init__(self, updates: list[int] | None = None) -> None:
+        self.updates = [] if updates is None else updates
+
+    def plan(self, view: BatchView, belief: Belief) -> Plan:
+        return Plan.uniform(view, "ngram", len(self.updates) % 4)
+
+    def update(self, observation: Observation) -> None:
+        self.updates.append(1)
+
+    def clone(self) -> "Sharing":
+        return Sharing(self.updates)
+
+
+def test_the_checks_find_what_a_clone_shares() -> None:
+    with pytest.raises(AssertionError, match="updating a clone changed its original"):
+        check_policy(Sharing())
 
 
 def test_roofline_drafts_when_memory_bound_and_not_when_compute_bound() -> None:

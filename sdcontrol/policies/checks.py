@@ -7,9 +7,12 @@ failure repeats. Raises `AssertionError` that names the broken rule.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
+from sdcontrol.answers import check_plan, check_shorter
 from sdcontrol.core import (
     BatchView,
     Belief,
@@ -62,11 +65,13 @@ def check_policy(policy: Policy, seed: int = 0, rounds: int = 60) -> None:
     """Raise `AssertionError` where `policy` breaks the contract. The policy itself is not changed.
 
     Plans fit their views (no requests, opted-out requests, one remaining token, no free KV, hints
-    that allow nothing); planning and refining change nothing and repeat; any valid observation is
-    accepted; a clone is independent; refining only drops suffixes.
+    that allow nothing); planning and refining change nothing, what they are given included, and repeat;
+    any valid observation is accepted, and left as it was; a clone is independent; refining only drops
+    suffixes. An error that the policy raises is its cause.
     """
     generator = np.random.default_rng(seed)
-    tried = policy.clone()
+    with _asked("clone"):
+        tried = policy.clone()
     assert type(tried) is type(policy), "clone() returned another type"
     for step in range(rounds):
         view = random_view(generator, step)
@@ -77,7 +82,8 @@ def check_policy(policy: Policy, seed: int = 0, rounds: int = 60) -> None:
         submitted = _check_refine(tried, view, plan, confidence, belief)
         observation = random_observation(generator, view, plan, submitted, confidence)
         _check_clone(tried, view, belief, observation)
-        tried.update(observation)
+        with _asked("update", observation):
+            tried.update(observation)
 
 
 def random_view(generator: np.random.Generator, step: int) -> BatchView:
@@ -157,16 +163,39 @@ def _random_hint(generator: np.random.Generator) -> Hint:
     )
 
 
-def _check_plan(policy: Policy, view: BatchView, belief: Belief) -> Plan:
-    before = copy.deepcopy(policy)
-    plan = policy.plan(view, belief)
+@contextmanager
+def _asked(method: str, *given: object) -> Iterator[None]:
+    """Raises `AssertionError` where a method of the policy raises, or changes what it was given."""
+    before = [_contents(one) for one in copy.deepcopy(given)]
     try:
-        plan.check(view)
+        yield
+    except Exception as error:
+        raise AssertionError(f"{method} raised {type(error).__name__}: {error}") from error
+    for one, contents in zip(given, before, strict=True):
+        assert _contents(one) == contents, f"{method} changed the {type(one).__name__} it was given"
+
+
+def _contents(given: object) -> object:
+    """What can be compared."""
+    if not isinstance(given, Belief):
+        return given
+    return {arm: (rows.shape, rows.tobytes()) for arm, rows in given.survival.items()}
+
+
+def _check_plan(policy: Policy, view: BatchView, belief: Belief) -> Plan:
+    with _asked("copying"):
+        before = copy.deepcopy(policy)
+    with _asked("plan", view, belief):
+        plan = policy.plan(view, belief)
+    try:
+        check_plan(plan, view)
     except PlanError as error:
         raise AssertionError(f"plan does not fit its view: {error}") from error
     _check_hints(view, plan)
-    assert policy.plan(view, belief) == plan, "the same state, view and belief gave another plan"
-    assert before.plan(view, belief) == plan, "planning changed the policy's state"
+    with _asked("plan"):
+        again, anew = policy.plan(view, belief), before.plan(view, belief)
+    assert again == plan, "the same state, view and belief gave another plan"
+    assert anew == plan, "planning changed the policy's state"
     return plan
 
 
@@ -189,20 +218,29 @@ def _check_refine(
 ) -> Plan:
     if not isinstance(policy, Refiner):
         return plan
-    before = copy.deepcopy(policy)
-    refined = policy.refine(view, plan, confidence, belief)
-    for after, planned in zip(refined.choices, plan.choices, strict=True):
-        assert after.num_draft_tokens <= planned.num_draft_tokens, "refine lengthened a draft"
-        assert after.drafter in (planned.drafter, None), "refine changed a drafter"
-    again = before.refine(view, plan, confidence, belief)
+    with _asked("copying"):
+        before = copy.deepcopy(policy)
+    with _asked("refine", view, plan, belief):
+        refined = policy.refine(view, plan, confidence, belief)
+    try:
+        check_shorter(refined, plan)
+    except PlanError as error:
+        raise AssertionError(f"refine does not shorten its plan: {error}") from error
+    with _asked("refine"):
+        again = before.refine(view, plan, confidence, belief)
     assert again == refined, "refining changed the policy's state"
     return refined
 
 
 def _check_clone(policy: Policy, view: BatchView, belief: Belief, observation: Observation) -> None:
-    plan = policy.plan(view, belief)
-    copied = policy.clone()
-    assert copied.plan(view, belief) == plan, "a clone plans otherwise than its original"
-    for _ in range(8):
-        copied.update(observation)
-    assert policy.plan(view, belief) == plan, "updating a clone changed its original"
+    with _asked("clone"):
+        copied = policy.clone()
+    with _asked("plan"):
+        plan, other = policy.plan(view, belief), copied.plan(view, belief)
+    assert other == plan, "a clone plans otherwise than its original"
+    with _asked("update", observation):
+        for _ in range(7):  # a number that few cycles divide
+            copied.update(observation)
+    with _asked("plan"):
+        again = policy.plan(view, belief)
+    assert again == plan, "updating a clone changed its original"
