@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Choice, Cost, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.cost import OnlineCost
@@ -19,6 +20,7 @@ from sdcontrol.estimators.price import (
     expected_gain,
     forward_seconds,
     round_kv_tokens,
+    sparse_budget,
     step_seconds,
 )
 from sdcontrol.estimators.regime import Regime
@@ -650,6 +652,24 @@ class Linear:
 
     def overhead_seconds(self) -> float:
         return 0.5
+
+
+def test_a_budget_is_a_number_in_the_name_and_any_other_name_has_none() -> None:
+    assert [sparse_budget(arm) for arm in ("sparse_kv:512", "sparse_kv:64:scored")] == [512, 64]
+    for arm in ("sparse_kv", "sparse_kv:", "sparse_kv:abc", "sparse_kv:-1", "ngram:512"):
+        assert sparse_budget(arm) is None
+
+
+@pytest.mark.parametrize("policy", ["goodput", "heuristic", "ema_steps", "budget_argmax"])
+def test_a_drafter_of_any_name_is_planned_and_learnt_of(policy: str) -> None:
+    controller = Controller(policy, clock=None)
+    request = RequestView("r", 2000, 0, 100, drafters=("sparse_kv:abc",))
+    view = BatchView(0, (request,), 1000)
+    plan = controller.plan(view)
+    n = (plan.choices[0].num_draft_tokens,)
+    timing = Timing({"sparse_kv": 0.01}, 0.01)
+    controller.observe(Observation(view, plan, n, n, n, (n[0] + 1,), timing))
+    assert controller.take_faults() == ()
 
 
 def test_the_price_of_a_step_follows_the_formula() -> None:

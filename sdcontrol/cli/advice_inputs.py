@@ -136,10 +136,7 @@ def _rate(arm: str, text: str) -> float:
 
 
 def _check_arm(arm: str) -> None:
-    try:
-        budget = sparse_budget(arm)
-    except ValueError:
-        budget = 0
+    budget = sparse_budget(arm)
     is_sparse = arm.startswith("sparse_kv:") and budget is not None and budget > 0
     if not is_sparse and arm not in ("ngram", "draft_model"):
         near = _nearest(arm.partition(":")[0], ("ngram", "sparse_kv", "draft_model"), count=1)

@@ -193,9 +193,10 @@ def round_kv_tokens(request: RequestView, arm: str) -> int:
 
 
 def sparse_budget(arm: str) -> int | None:
-    """The KV budget in the name of a `sparse_kv:<budget>[:...]` arm; None for other arms."""
-    parts = arm.split(":")
-    return int(parts[1]) if parts[0] == "sparse_kv" and len(parts) > 1 else None
+    """The KV budget in the name of a `sparse_kv:<budget>[:...]` arm; None for arms named otherwise."""
+    family, _, rest = arm.partition(":")
+    budget = rest.partition(":")[0]
+    return int(budget) if family == "sparse_kv" and budget.isdecimal() else None
 
 
 def _drafting_by_family(view: BatchView, plan: Plan) -> dict[str, tuple[FloatArray, FloatArray]]:
