@@ -24,40 +24,47 @@ def look_up(tokens: list[int], width: int = 3, most: int = 8) -> list[int]:
 
 
 @torch.no_grad()
+def verify(
+    model: PreTrainedModel, cache: DynamicCache, tokens: list[int], draft: list[int]
+) -> list[int]:
+    """What comes after `tokens`: as much of `draft` as the model would write too, and one token more."""
+    fed = tokens[cache.get_seq_length() :] + draft
+    logits = model(torch.tensor([fed]), past_key_values=cache).logits
+    best = logits[0, -1 - len(draft) :].argmax(dim=-1).tolist()
+    accepted = next((i for i, token in enumerate(draft) if token != best[i]), len(draft))
+    if accepted < len(draft):
+        cache.crop(accepted - len(draft))
+    return best[: accepted + 1]
+
+
 def decode(
     model: PreTrainedModel, prompt: list[int], num_tokens: int, controller: Controller
 ) -> list[int]:
     """The greedy continuation of `prompt`; speculation changes how fast it comes, nothing else."""
     tokens, cache, written, step = list(prompt), DynamicCache(), 0, 0
     while written < num_tokens:
-        found, cached, started = look_up(tokens), cache.get_seq_length(), perf_counter()
+        found, started = look_up(tokens), perf_counter()
         hints = {"ngram": Hint(max_draft_tokens=len(found))}
-        left = num_tokens - written
+        left, uncached = num_tokens - written, len(tokens) - cache.get_seq_length()
         request = RequestView("mine", len(tokens), written, left, 0.0, ("ngram",), hints)
-        view = BatchView(step, (request,), 1024, prefill_tokens=len(tokens) - cached - 1)
+        view = BatchView(step, (request,), 1024, prefill_tokens=uncached - 1)
 
         plan = controller.plan(view)
         draft, planned = found[: plan.choices[0].num_draft_tokens], perf_counter()
-
-        logits = model(torch.tensor([tokens[cached:] + draft]), past_key_values=cache).logits
-        best = logits[0, -1 - len(draft) :].argmax(dim=-1).tolist()
-        accepted = next((i for i, token in enumerate(draft) if token != best[i]), len(draft))
-        tokens += best[: accepted + 1]
-        if accepted < len(draft):
-            cache.crop(accepted - len(draft))
+        new = verify(model, cache, tokens, draft)
 
         observation = Observation(
             view,
             plan,
             drafted=(len(draft),),
             proposed=(len(draft),),
-            accepted=(accepted,),
-            emitted=(accepted + 1,),
+            accepted=(len(new) - 1,),
+            emitted=(len(new),),
             timing=Timing({}, perf_counter() - planned, planned - started),
             faults=controller.take_faults(),
         )
         controller.observe(observation)
-        written, step = written + accepted + 1, step + 1
+        tokens, written, step = tokens + new, written + len(new), step + 1
     return tokens[len(prompt) :]
 
 
