@@ -235,7 +235,7 @@ class Controller:
         return shorter
 
     def observe(self, observation: Observation) -> None:
-        """Learn what came of a step. Raises `ObservationError` for columns of unequal length."""
+        """Learn what came of a step. Raises `ObservationError` for what cannot have: `Observation.check`."""
         observation.check()
         self.num_observed += 1
         if self.outlook is not None:
