@@ -18,6 +18,7 @@ from sdcontrol.engine.events import Events
 from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.intake import Intake
+from sdcontrol.engine.model_watch import ModelWatch
 from sdcontrol.engine.padding import eager_token_edges
 from sdcontrol.engine.request import Request, TokenEvent
 from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
@@ -31,6 +32,8 @@ __all__ = ["EngineParts"]
 
 class EngineParts:
     """Everything that a step needs. See `loop.Engine`, which steps."""
+
+    _is_closed = False
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class EngineParts:
         is_rejection = isinstance(self.verifier, RejectionVerifier)
         self._host = DraftHost(self.runner, self.config, "rejection" if is_rejection else "coupled")
         self.pool = self._host.allocate(built)
+        self._watch = ModelWatch(self.runner)
         self.scheduler = self.config.scheduler(self.pool)
         self.drafting = Drafting(
             built,
@@ -71,7 +75,6 @@ class EngineParts:
         self._decode_by(planner)
         self._events = Events(planner)
         self._ended: list[Request] = []  # with the last step
-        self._is_closed = False
 
     @property
     def stats(self) -> EngineStats:
@@ -116,9 +119,14 @@ class EngineParts:
         *,
         request_id: str | None = None,
         speculation: bool | Sequence[str] = True,
+        content: bytes | None = None,
     ) -> str:
-        """Queue token ids whose sampler and stop rules are made already. See `submit`."""
+        """Queue token ids whose sampler and stop rules are made already. See `submit`.
+
+        `content` is that of `model_content`, where somebody has just asked for it.
+        """
         self._check_open()
+        root = self.model_content() if content is None else content
         allowed = self.drafting.allowed(speculation)
 
         def make(name: str) -> Request:
@@ -129,9 +137,27 @@ class EngineParts:
                 rules=decoding.rules,
                 temperature=decoding.temperature,
                 may_draft=allowed.__contains__,
+                content_root=root,
             )
 
         return self._intake.add(make, request_id, self._events.arrived)
+
+    def model_content(self) -> bytes:
+        """A digest of the model as it is now: requests share blocks where it is the same.
+
+        Raises `ConfigError` where the model is in training mode, has another dtype than the cache,
+        or where CUDA graphs were captured with other adapters or of weights elsewhere in memory;
+        `UnsupportedGeneration` where adapters were chosen for each row.
+        """
+        return self._watch.content()
+
+    def forget(self) -> None:
+        """Share no block with requests of before: weights were written through `tensor.data`.
+
+        Every other change of weights or adapters is seen without it. Requests that are live go on
+        as they are: change a model while none is.
+        """
+        self._watch.forget()
 
     def cancel(self, request_id: str) -> bool:
         """End a request with the next step; False where no such request is live."""

@@ -86,6 +86,7 @@ class Request:
         rules: StopRules,
         temperature: float,
         may_draft: Callable[[str], bool],
+        content_root: bytes = b"",
     ) -> None:
         self.id = request_id
         self.tokens = list(prompt)
@@ -94,6 +95,7 @@ class Request:
         self.rules = rules
         self.temperature = temperature
         self.may_draft = may_draft  # by family
+        self._content_root = content_root  # of the keys: the model that its blocks are of
         self.finish_reason: FinishReason | None = None
         self.cached_after = 0  # tokens whose KV stands once the current step is committed
         self.stats = RequestStats()
@@ -140,7 +142,8 @@ class Request:
     def update_keys(self, block_size: int) -> None:
         """Extend the chained keys of full blocks."""
         if len(self.tokens) // block_size > len(self.scheduled.keys):
-            self.scheduled.keys = block_keys(self.tokens, block_size, self.scheduled.keys)
+            keys, root = self.scheduled.keys, self._content_root
+            self.scheduled.keys = block_keys(self.tokens, block_size, keys, root=root)
 
     def page_table(self, block_size: int) -> PageTable:
         """All blocks, in order of position."""

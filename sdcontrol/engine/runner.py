@@ -32,7 +32,7 @@ from sdcontrol.engine.padding import compiles_by_size, pad
 from sdcontrol.engine.static_inputs import Captured
 from sdcontrol.errors import ConfigError, UnsupportedModel
 
-__all__ = ["Graphs", "ModelRunner", "max_positions", "unwrap"]
+__all__ = ["Graphs", "ModelRunner", "check_mode", "max_positions", "unwrap"]
 
 _PART_SCORES = 100_000  # of attention on a CPU, that take as long as another part of a group
 _COMPILED_PART_SCORES = 300_000  # the same where each shape of a part is compiled
@@ -232,8 +232,7 @@ def _check_model(model: PreTrainedModel) -> None:
         raise UnsupportedModel(
             f"{name}: encoder-decoder models (cross-attention) are not supported"
         )
-    if model.training:
-        raise ConfigError(f"{name} is in training mode; call model.eval() first")
+    check_mode(model)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(f"{name}: forward takes no position_ids, so it cannot be packed")
     if getattr(model, "_is_stateful", False):
@@ -242,6 +241,14 @@ def _check_model(model: PreTrainedModel) -> None:
         )
     if model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{name}: no language-modelling head")
+
+
+def check_mode(model: PreTrainedModel) -> None:
+    """Raise `ConfigError` for a model that would drop out at random."""
+    if model.training:
+        raise ConfigError(
+            f"{type(model).__name__} is in training mode; call model.eval() before decoding"
+        )
 
 
 def _check_layers(model: PreTrainedModel, probed: Sequence[ProbedLayer]) -> None:

@@ -190,6 +190,13 @@ class SpeculativeDecoder:
         """
         return copy.deepcopy(self.engine.stats)
 
+    def forget(self) -> None:
+        """Compute every prompt of later calls anew: weights were written through `tensor.data`.
+
+        Every other change of weights or adapters between calls is seen without it.
+        """
+        self.engine.forget()
+
     def close(self) -> None:
         """Free the cache; the model is as it was found. A recording is finished."""
         self.engine.close()
@@ -207,8 +214,9 @@ class SpeculativeDecoder:
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """Decode one call of `generate` to its end: token ids `[rows, width]`, or `generate`'s own record.
 
-        Raises `ConfigError` for another model than the decoder's, `UnsupportedGeneration` for what
-        cannot be honoured.
+        Raises `ConfigError` for another model than the decoder's, and for one that is in training
+        mode, has another dtype than before, or other adapters than its CUDA graphs;
+        `UnsupportedGeneration` for what cannot be honoured.
         """
         if unwrap(model) is not self.engine.model:
             raise ConfigError("this decoder wraps another model; make one for this model")
@@ -225,9 +233,10 @@ class SpeculativeDecoder:
     def _decode(self, rows: Sequence[GenerateRow], streamer: Streamer | None) -> list[list[int]]:
         consumer = Consumer(self._feed)
         outputs: dict[str, list[int]] = {}
+        content = self.engine.model_content()
         try:
             for row in rows:
-                outputs[self._enqueue(consumer, row)] = []
+                outputs[self._enqueue(consumer, row, content)] = []
             for event in consumer:
                 outputs[event.request_id].extend(event.tokens)
                 if streamer is not None:
@@ -239,9 +248,10 @@ class SpeculativeDecoder:
             streamer.end()
         return list(outputs.values())
 
-    def _enqueue(self, consumer: Consumer, row: GenerateRow) -> str:
+    def _enqueue(self, consumer: Consumer, row: GenerateRow, content: bytes) -> str:
+        enqueue, speculation = self.engine.enqueue, row.speculation
         return consumer.add(
-            lambda: self.engine.enqueue(row.prompt, row.decoding, speculation=row.speculation)
+            lambda: enqueue(row.prompt, row.decoding, speculation=speculation, content=content)
         )
 
 

@@ -37,15 +37,18 @@ class BlockTable:
     num_shareable: int = 0  # leading blocks offered for sharing already; nobody writes them again
 
 
-def block_keys(tokens: Sequence[int], block_size: int, previous: list[bytes]) -> list[bytes]:
+def block_keys(
+    tokens: Sequence[int], block_size: int, previous: list[bytes], *, root: bytes = b""
+) -> list[bytes]:
     """Extend `previous`, in place, to one key for every full block of `tokens`; returns it.
 
     A key is the digest of the key before it and the block's tokens, so equal keys mean equal
-    prefixes. `previous` must stem from the same tokens; only blocks beyond it are read.
+    prefixes. `root` comes before the first one: whatever else the blocks' content depends on.
+    `previous` must stem from the same tokens and root; only blocks beyond it are read.
     """
     for index in range(len(previous), len(tokens) // block_size):
         content = array("q", tokens[index * block_size : (index + 1) * block_size]).tobytes()
-        before = previous[-1] if previous else b""
+        before = previous[-1] if previous else root
         previous.append(blake2b(before + content, digest_size=_KEY_BYTES).digest())
     return previous
 
