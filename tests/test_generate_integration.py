@@ -11,9 +11,12 @@ from peft import LoraConfig, get_peft_model
 from structlog.testing import capture_logs
 from torch import Tensor
 from transformers import (
+    CLIPVisionConfig,
     DynamicCache,
     EosTokenCriteria,
     GenerationConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     LogitsProcessorList,
     MaxLengthCriteria,
     PreTrainedModel,
@@ -210,6 +213,34 @@ def test_a_model_that_peft_wraps_writes_what_it_would() -> None:
             adapted.generate(**inputs, **options, assistant_model=model())
 
 
+def llava() -> PreTrainedModel:
+    text = {**tiny_model().config.to_dict(), "max_position_embeddings": 512}
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        image_size=16,
+        patch_size=8,
+    )
+    config = LlavaConfig(text_config=text, vision_config=vision.to_dict(), image_token_id=60)
+    torch.manual_seed(0)
+    made = LlavaForConditionalGeneration(config).eval()
+    made.generation_config.pad_token_id = 0
+    return made
+
+
+def test_text_of_a_model_that_may_see_images_is_decoded() -> None:
+    seeing = llava()
+    options = {"max_new_tokens": NEW, "do_sample": False}
+    plain = seeing.generate(**padded(), **options)
+    with SpeculativeDecoder(seeing, policy="static:ngram:3", kv_tokens=2048) as decoder:
+        assert torch.equal(seeing.generate(**padded(), **options, custom_generate=decoder), plain)
+        image = torch.zeros(1, 3, 16, 16)
+        with pytest.raises(UnsupportedGeneration, match=r"pixel_values|mm_encoder_outputs"):
+            seeing.generate(**padded(), **options, pixel_values=image, custom_generate=decoder)
+
+
 # ---- sampling
 
 
@@ -224,6 +255,13 @@ def test_sampling_is_governed_by_torchs_seed(decoder: SpeculativeDecoder) -> Non
     torch.manual_seed(5)
     assert torch.equal(sample(decoder), first)
     assert not torch.equal(first, second)
+
+
+def test_greedy_calls_leave_torchs_generator_alone(decoder: SpeculativeDecoder) -> None:
+    before = torch.get_rng_state()
+    both(decoder, padded())
+    decoder.engine.cancel(decoder.engine.submit([1, 2, 3], do_sample=False, max_new_tokens=2))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_given_seeds_say_it_all_whatever_is_drafted(decoder: SpeculativeDecoder) -> None:
@@ -348,6 +386,7 @@ REFUSED: Mapping[str, Mapping[str, object]] = {
     "streamer": {"streamer": Recorder()},
     "negative_prompt_ids": {"negative_prompt_ids": torch.ones(4, 3, dtype=torch.int64)},
     "past_key_values": {"past_key_values": DynamicCache()},
+    "synced_gpus": {"synced_gpus": True},
     "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: [1, 2]},
 }
 
@@ -392,6 +431,18 @@ def test_padding_on_the_right_is_refused(decoder: SpeculativeDecoder) -> None:
         model().generate(**flipped, max_new_tokens=4, custom_generate=decoder)
 
 
+def test_a_mask_of_another_shape_than_the_prompts_is_refused(decoder: SpeculativeDecoder) -> None:
+    ids = padded()["input_ids"]
+    ones = torch.ones(len(LENGTHS), max(LENGTHS) + 3, dtype=torch.int64)
+    with_padding = ones.clone()
+    with_padding[1, :9] = 0
+    for wide in (ones, with_padding):
+        with pytest.raises(
+            UnsupportedGeneration, match=r"\[4, 40\].*\[4, 37\]; give an attention_mask"
+        ):
+            model().generate(ids, attention_mask=wide, max_new_tokens=4, custom_generate=decoder)
+
+
 def test_positions_of_the_callers_own_are_refused(decoder: SpeculativeDecoder) -> None:
     inputs = padded()
     shifted = inputs["attention_mask"].cumsum(1)
@@ -432,6 +483,19 @@ def test_another_model_than_the_decoders_is_refused(decoder: SpeculativeDecoder)
 def test_settings_that_do_not_exist_are_named(settings: Mapping[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SpeculativeDecoder(model(), **settings)
+
+
+def test_one_drafter_needs_no_list() -> None:
+    with SpeculativeDecoder(model(), drafters="ngram", policy="static:ngram:3") as decoder:
+        both(decoder, padded())
+        assert decoder.report().drafters["ngram"].steps > 0
+    drafter = noised(model())
+    with SpeculativeDecoder(model(), drafters=drafter, policy="static:draft_model:3") as decoder:
+        both(decoder, padded())
+        assert decoder.report().drafters["draft_model"].steps > 0
+    for wrong in (None, 3):
+        with pytest.raises(ConfigError, match=f"drafters={wrong} are no drafters; give a list"):
+            SpeculativeDecoder(model(), drafters=wrong)
 
 
 def test_an_unknown_drafter_is_an_unknown_name() -> None:

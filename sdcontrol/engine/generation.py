@@ -141,13 +141,13 @@ def decoding_of(
     config: GenerationConfig,
     prompt: Sequence[int],
     *,
-    seed: int,
+    seed: int | None = None,
     processors: Sequence[Processor] = (),
     criteria: Sequence[Criterion] = (),
     stop_strings: Sequence[str] = (),
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Decoding:
-    """What a prepared config asks of one unpadded prompt."""
+    """What a prepared config asks of one unpadded prompt; sampling without a seed takes a fresh one."""
     ids = torch.tensor([list(prompt)], dtype=torch.int64, device=model.device)
     prepared = cast(_Generator, model)._get_logits_processor(
         generation_config=config,
@@ -158,6 +158,8 @@ def decoding_of(
         model_kwargs={},
     )
     do_sample = bool(config.do_sample)
+    if seed is None:
+        seed = fresh_seed() if do_sample else 0
     rules = StopRules(
         max_new_tokens=int(config.max_new_tokens or 0),
         eos_token_ids=eos_token_ids(config),

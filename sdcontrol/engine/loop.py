@@ -12,7 +12,6 @@ tokens go from verdicts to inputs on the device.
 What a step consists of stands in `steps`.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -23,7 +22,7 @@ from sdcontrol.core import Observation, Planner
 from sdcontrol.engine.backends import device_scope
 from sdcontrol.engine.batch import Batch
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.drafters.build import DrafterSpecs
 from sdcontrol.engine.flight import Flight
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.steps import EngineSteps
@@ -35,8 +34,8 @@ __all__ = ["Engine"]
 class Engine(EngineSteps):
     """Decodes many requests of one model together, with any mix of drafters.
 
-    `drafters` are names (`"ngram"`, `"sparse_kv:512"`), draft model objects, `Drafter` objects, or
-    a mapping from arm names to those. Without a `planner` nothing is drafted. `submit` and `cancel`
+    `drafters` are names (`"ngram"`, `"sparse_kv:512"`), draft model objects, `Drafter` objects: one,
+    a list, or a mapping from arm names to those. Without a `planner` nothing is drafted. `submit` and `cancel`
     may be called from any thread while one thread steps.
 
     Raises `UnsupportedModel` for what the attention path cannot honour, `ConfigError` for settings.
@@ -46,7 +45,7 @@ class Engine(EngineSteps):
         self,
         model: object,
         *,
-        drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]" = (),
+        drafters: DrafterSpecs = (),
         planner: Planner | None = None,
         verification: str | Verifier = "coupled",
         tokenizer: PreTrainedTokenizerBase | None = None,

@@ -11,11 +11,11 @@ from sdcontrol.core import Planner
 from sdcontrol.engine.backends import device_name
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.device_step import answers_on_device, verify_of
-from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
+from sdcontrol.engine.drafters.build import DrafterSpecs, build_drafters
 from sdcontrol.engine.drafters.host import DraftHost
 from sdcontrol.engine.drafting import Drafting
 from sdcontrol.engine.events import Events
-from sdcontrol.engine.generation import Decoding, decoding_of, fresh_seed, prepare_config, tokens_of
+from sdcontrol.engine.generation import Decoding, decoding_of, prepare_config, tokens_of
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.intake import Intake
 from sdcontrol.engine.model_watch import ModelWatch
@@ -39,7 +39,7 @@ class EngineParts:
         self,
         model: object,
         *,
-        drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]" = (),
+        drafters: DrafterSpecs = (),
         planner: Planner | None = None,
         verification: str | Verifier = "coupled",
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -105,7 +105,7 @@ class EngineParts:
             self.model,
             config,
             tokens,
-            seed=fresh_seed() if seed is None else seed,
+            seed=seed,
             processors=processors,
             stop_strings=stop_strings,
             tokenizer=self.tokenizer,

@@ -43,6 +43,7 @@ _WITHOUT_EFFECT = frozenset({"use_cache", "logits_to_keep"})  # on the text
 _DROPPED = {
     "streamer": "pass it as custom_generate=decoder.bind(streamer=...)",
     "assistant_model": "pass it as SpeculativeDecoder(model, drafters=[assistant_model])",
+    "synced_gpus": "rows are decoded by this process alone; leave it out, or use plain generate",
     "negative_prompt_ids": "guidance is not supported; use plain generate",
     "negative_prompt_attention_mask": "guidance is not supported; use plain generate",
 }
@@ -99,16 +100,17 @@ class GenerateCall:
             raise UnsupportedGeneration("a filled past_key_values is not supported; leave it out")
         for name, given in self.inputs.items():
             is_known = name in _CHECKED_INPUTS or name in _WITHOUT_EFFECT
-            if not is_known and given is not None and given is not False:
+            if not is_known and _is_given(given):
                 raise UnsupportedGeneration(
                     f"model input {name!r} is not supported by speculative decoding; leave it out"
                 )
+        self._check_shapes()
         self._check_positions()
 
     def rows(self, extras: Extras) -> list[GenerateRow]:
         """Every row as a request: its prompt, how it samples, when it ends."""
         num_rows, width = self.input_ids.shape
-        seeds = _per_row("seeds", extras.seeds, num_rows) or [fresh_seed() for _ in range(num_rows)]
+        seeds = _per_row("seeds", extras.seeds, num_rows) or self._fresh_seeds(num_rows)
         speculation = _per_row("speculation", extras.speculation, num_rows) or [True] * num_rows
         criteria = self._row_criteria(extras)
         self._check_padding_token(num_rows, criteria)
@@ -155,6 +157,10 @@ class GenerateCall:
         given = [c.eos_token_id for c in self.criteria if type(c) is EosTokenCriteria]
         return frozenset(int(token) for ids in given for token in torch.as_tensor(ids).flatten())
 
+    def _fresh_seeds(self, num_rows: int) -> list[int]:
+        """Greedy rows have no use for any, and leave torch's generator alone."""
+        return [fresh_seed() if self.config.do_sample else 0 for _ in range(num_rows)]
+
     def _decoding(
         self, row: int, padding: tuple[int, ...], seed: int, criteria: tuple[Criterion, ...]
     ) -> Decoding:
@@ -186,6 +192,17 @@ class GenerateCall:
                 "fill them with; set one"
             )
 
+    def _check_shapes(self) -> None:
+        """`generate` drops a mask of ones alone, having made the positions from it."""
+        width = self.input_ids.shape[-1]
+        for name in ("attention_mask", "position_ids"):
+            given = self.inputs.get(name)
+            if isinstance(given, Tensor) and given.shape[-1] != width:
+                raise UnsupportedGeneration(
+                    f"{name} of shape {list(given.shape)} for input_ids of shape "
+                    f"{list(self.input_ids.shape)}; give an attention_mask of the prompts' own shape"
+                )
+
     def _check_positions(self) -> None:
         """Positions count a row's tokens from 0; at padding they do not matter."""
         given = self.inputs.get("position_ids")
@@ -194,11 +211,9 @@ class GenerateCall:
         mask = self.inputs.get("attention_mask")
         seen = mask if isinstance(mask, Tensor) else torch.ones_like(self.input_ids[:1])
         standard = seen.long().cumsum(dim=-1) - 1
-        is_standard = isinstance(given, Tensor) and given.shape[-1] == standard.shape[-1]
-        if is_standard:
-            assert isinstance(given, Tensor)
-            same = (given.to(standard.device) == standard) | (seen == 0)
-            is_standard = bool(same.all())
+        is_standard = isinstance(given, Tensor) and bool(
+            ((given.to(standard.device) == standard) | (seen == 0)).all()
+        )
         if not is_standard:
             raise UnsupportedGeneration(
                 "position_ids that do not count the tokens of a row from 0 are not supported; "
@@ -229,6 +244,12 @@ def _per_row(name: str, values: Sequence[_T] | None, num_rows: int) -> list[_T] 
     return None if values is None else list(values)
 
 
+def _is_given(argument: object) -> bool:
+    """Models of several kinds of input add an empty mapping of those that are not there."""
+    is_empty = isinstance(argument, Mapping) and not argument
+    return argument is not None and argument is not False and not is_empty
+
+
 def _is_empty_cache(cache: object) -> bool:
     length = getattr(cache, "get_seq_length", None)
     return cache is None or (length is not None and int(length()) == 0)
@@ -246,7 +267,7 @@ def _refuse_dropped_arguments() -> None:
     if frame is None:
         return
     for name, remedy in _DROPPED.items():
-        if frame.f_locals.get(name) is not None:
+        if _is_given(frame.f_locals.get(name)):
             raise UnsupportedGeneration(f"{name} does not reach a custom_generate: {remedy}")
     options = frame.f_locals.get("kwargs")
     if isinstance(options, Mapping) and options.get("past_key_values") is not None:

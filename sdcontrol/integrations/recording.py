@@ -5,7 +5,7 @@ Knows engines, models and machines; nothing of how a trace is written.
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from sdcontrol.core import Planner
 from sdcontrol.engine.backends import device_name
-from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.drafters.build import DrafterSpecs, named_drafters
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.shapes import ModelShape, from_config
@@ -41,9 +41,7 @@ def recorder_of(planner: Planner, path: Path | str | None) -> "Recorder | None":
     return Recorder(planner, path)
 
 
-def facts_of_run(
-    engine: Engine, drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]"
-) -> TraceFacts:
+def facts_of_run(engine: Engine, drafters: DrafterSpecs) -> TraceFacts:
     """The models, the machine and the settings of `engine`, made with these `drafters`."""
     verification = type(engine.verifier).__name__.removesuffix("Verifier").lower()
     return TraceFacts(
@@ -59,15 +57,12 @@ def facts_of_run(
     )
 
 
-def _shapes(
-    engine: Engine, drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]"
-) -> Iterator[tuple[str, ModelShape]]:
+def _shapes(engine: Engine, drafters: DrafterSpecs) -> Iterator[tuple[str, ModelShape]]:
     """By role; models of a layout that is not known are left out."""
     models = {"target": engine.model}
-    specs = list(drafters.values() if isinstance(drafters, Mapping) else drafters)
-    for arm, spec in zip(drafters if isinstance(drafters, Mapping) else specs, specs, strict=True):
+    for name, spec in named_drafters(drafters):
         if isinstance(spec, PreTrainedModel):
-            models[arm if isinstance(arm, str) else "draft_model"] = spec
+            models[name or "draft_model"] = spec
     for role, model in models.items():
         try:
             name = Path(model.config._name_or_path).name  # where it lies is nobody's business

@@ -4,7 +4,7 @@ Knows names and configs; nothing of models, tokens or text.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 
@@ -12,7 +12,7 @@ from sdcontrol.controller import Controller
 from sdcontrol.core import Planner
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
-from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.drafters.build import DrafterSpecs, named_drafters
 from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies import Policy, PolicyConfig, parse
@@ -30,11 +30,10 @@ def planner_of(policy: PolicyLike, max_draft_tokens: int = DEPTH) -> Planner:
     return policy
 
 
-def arms_of(drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]") -> list[str]:
+def arms_of(drafters: DrafterSpecs) -> list[str]:
     """The names under which a policy may choose these drafters."""
-    named = drafters.items() if isinstance(drafters, Mapping) else (("", d) for d in drafters)
     arms: list[str] = []
-    for name, drafter in named:
+    for name, drafter in named_drafters(drafters):
         if isinstance(drafter, Drafter):
             arms.extend(drafter.arms)
         elif isinstance(drafter, str):

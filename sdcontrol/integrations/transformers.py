@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.drafters.build import DrafterSpecs
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.runner import unwrap
 from sdcontrol.engine.stats import EngineStats
@@ -54,7 +54,7 @@ class SpeculativeDecoder:
     """Speculative decoding around a transformers model, for any batch.
 
     `drafters` are `"ngram"`, `"sparse_kv:<tokens>"`, a draft model object (the arm `draft_model`),
-    `Drafter` objects, or a mapping of arm names to those. `policy` is a name, a mapping with
+    `Drafter` objects: one, a list, or a mapping of arm names to those. `policy` is a name, a mapping with
     `kind`, a policy, or any `Planner`. `record` is a new folder for a trace of the run, finished
     by `close`. Further keywords are those of `EngineConfig`.
 
@@ -65,7 +65,7 @@ class SpeculativeDecoder:
         self,
         model: object,
         *,
-        drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]" = ("ngram",),
+        drafters: DrafterSpecs = ("ngram",),
         policy: PolicyLike = "goodput",
         verification: str | Verifier = "coupled",
         tokenizer: PreTrainedTokenizerBase | None = None,

@@ -4,8 +4,9 @@
 {"small": model, "ngram": "ngram"}
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from sdcontrol.engine.drafters.base import Drafter
@@ -14,21 +15,37 @@ from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.drafters.sparse_kv import FAMILY, SparseArm, SparseKVDrafter
 from sdcontrol.errors import ConfigError, UnknownName
 
-__all__ = ["DrafterSpec", "build_drafters"]
+__all__ = ["DrafterSpec", "DrafterSpecs", "build_drafters", "named_drafters"]
 
 DrafterSpec = str | Drafter | PreTrainedModel
+DrafterSpecs = DrafterSpec | Sequence[DrafterSpec] | Mapping[str, DrafterSpec]
 _TREE_BRANCHES = 2
 
 
-def build_drafters(
-    specs: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]", *, allow_trees: bool
-) -> list[Drafter]:
+def named_drafters(specs: DrafterSpecs) -> list[tuple[str, DrafterSpec]]:
+    """Drafters under the names that they were given, "" where none was; one alone is a list of one.
+
+    Raises `ConfigError` for what is neither a drafter nor several.
+    """
+    if isinstance(specs, Mapping):
+        return list(specs.items())
+    if isinstance(specs, (str, Drafter, nn.Module)):
+        return [("", specs)]
+    if not isinstance(specs, Iterable):
+        raise ConfigError(
+            f"drafters={specs!r} are no drafters; give a list of names, models and Drafters, "
+            "[] for none"
+        )
+    return [("", spec) for spec in specs]
+
+
+def build_drafters(specs: DrafterSpecs, *, allow_trees: bool) -> list[Drafter]:
     """One drafter per family; raises `UnknownName` or `ConfigError`.
 
     All budgets of `sparse_kv` become one drafter. Without `allow_trees` the n-gram drafter makes
     chains only.
     """
-    named = list(specs.items()) if isinstance(specs, Mapping) else [("", spec) for spec in specs]
+    named = named_drafters(specs)
     budgets = [spec for _, spec in named if isinstance(spec, str) and spec.startswith(FAMILY)]
     drafters = [
         _build(name, spec, allow_trees)
