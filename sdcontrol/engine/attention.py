@@ -7,10 +7,12 @@ forward lies in thread-local state, since some models do not pass keywords on to
 Knows nothing of requests or drafts.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -20,6 +22,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch
+from sdcontrol.engine.routes import Routes
 from sdcontrol.errors import UnsupportedModel
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
     "ForwardCall",
     "QuerySink",
     "make_opaque",
+    "make_opaque_to",
     "paged_attention",
     "probing",
 ]
@@ -108,6 +112,7 @@ class _State(threading.local):
 
 
 _STATE = _State()
+_routes = Routes(ATTENTION_NAME, lambda: _STATE.call is not None or _STATE.probe is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,11 @@ def _attention(  # noqa: PLR0917  transformers calls it so
     **keywords: object,
 ) -> tuple[Tensor, None]:
     if _STATE.probe is not None:
+        if attention_mask is not None:
+            raise UnsupportedModel(
+                f"{type(module).__name__}: a mask of the model's own is not supported by the paged "
+                "attention path; decode this model with plain generate"
+            )
         return _probe(_STATE.probe, module, (query, key, value), dropout, keywords)
     call = _STATE.call
     if call is None:
@@ -138,7 +148,9 @@ def _attention(  # noqa: PLR0917  transformers calls it so
     if padding:  # behind the packed tokens: see `ModelRunner`
         query, key, value = (each[:, :, :num_tokens] for each in (query, key, value))
     layer = call.layer_of[id(module)]
-    query = query.to(call.cache.layers[layer].dtype)  # a model may rotate one of them in float32
+    # A model may rotate one of them in float32, and autocast changes what it likes.
+    dtype, given = call.cache.layers[layer].dtype, value.dtype
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     call.cache.write(layer, call.batch.slots, key[0], value[0])
     if call.queries is not None:
         call.queries.store(layer, query[0])
@@ -146,12 +158,24 @@ def _attention(  # noqa: PLR0917  transformers calls it so
     out = call.backend.attend(layer, query[0], call.cache, call.batch, scale)
     if padding:
         out = functional.pad(out, (0, 0, 0, 0, 0, padding))
-    return out.unsqueeze(0), None
+    return out.unsqueeze(0).to(given), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
+def make_opaque_to(model: nn.Module) -> None:
+    """See `make_opaque`, where somebody compiled `model` or a part of it."""
+    if "torch._dynamo" in sys.modules and any(_is_compiled(part) for part in model.modules()):
+        make_opaque()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    forward = module.__dict__.get("forward")
+    return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+@cache
 def make_opaque() -> None:
     """Let `torch.compile` call attention as it stands, instead of looking inside. Loads the compiler."""
     AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(_attention))
@@ -170,15 +194,15 @@ def paged_attention(configs: "tuple[PretrainedConfig, ...]", call: ForwardCall) 
 
 @contextmanager
 def _routed(configs: "tuple[PretrainedConfig, ...]") -> Iterator[None]:
-    """Flip the config attribute only: `set_attn_implementation` is slow and global."""
-    before = [config._attn_implementation_internal for config in configs]
-    for config in configs:
-        config._attn_implementation_internal = ATTENTION_NAME
+    """Flip the config attribute only: `set_attn_implementation` is slow and global.
+
+    The configs are the user's, so other threads may compute with them meanwhile: see `_routes`.
+    """
+    _routes.enter(configs)
     try:
         yield
     finally:
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation_internal = name
+        _routes.leave(configs)
 
 
 def probing(model: PreTrainedModel, forward: Callable[[], object]) -> list[ProbedLayer]:

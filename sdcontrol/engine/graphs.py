@@ -20,8 +20,9 @@ from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.fusion import Fusion, fusion_of
 from sdcontrol.engine.graph_recorder import CudaRecorder, GraphRecorder, recording_errors
 from sdcontrol.engine.kernels.splits import MOST_PART_ROWS
+from sdcontrol.engine.model_checks import max_positions
 from sdcontrol.engine.packing import Segment
-from sdcontrol.engine.runner import ModelRunner, max_positions
+from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.static_inputs import BucketAttention, Captured, StaticInputs
 from sdcontrol.engine.stats import GraphStats
 from sdcontrol.logs import EventLog

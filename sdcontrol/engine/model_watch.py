@@ -3,7 +3,9 @@
 Knows runners and weights; nothing of requests or blocks.
 """
 
-from sdcontrol.engine.runner import ModelRunner, check_mode
+from sdcontrol.engine.attention import make_opaque_to
+from sdcontrol.engine.model_checks import check_mode
+from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.weights import model_state
 from sdcontrol.errors import ConfigError
 
@@ -31,6 +33,7 @@ class ModelWatch:
         where adapters were chosen for each row.
         """
         check_mode(self._model)
+        make_opaque_to(self._model)
         if self._model.dtype != self._dtype:
             raise ConfigError(
                 f"the model's dtype changed from {self._dtype} to {self._model.dtype}, and the KV "

@@ -21,24 +21,33 @@ from sdcontrol.engine.attention import (
     ProbedLayer,
     QuerySink,
     attention_configs,
+    make_opaque_to,
     paged_attention,
     probing,
 )
 from sdcontrol.engine.backends import BackendName, TritonKVCache, backend_of, cache_class_of
 from sdcontrol.engine.copies import upload
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
+from sdcontrol.engine.model_checks import check_layers, check_model, max_positions
 from sdcontrol.engine.packing import PackedBatch, Segment, pack
 from sdcontrol.engine.padding import compiles_by_size, pad
 from sdcontrol.engine.static_inputs import Captured
-from sdcontrol.errors import ConfigError, UnsupportedModel
+from sdcontrol.errors import UnsupportedModel
 
-__all__ = ["Graphs", "ModelRunner", "check_mode", "max_positions", "unwrap"]
+__all__ = ["Graphs", "ModelRunner", "unwrap"]
 
 _PART_SCORES = 100_000  # of attention on a CPU, that take as long as another part of a group
 _COMPILED_PART_SCORES = 300_000  # the same where each shape of a part is compiled
 
 _LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
-_GROWING_ROPE = {"dynamic", "longrope"}
+_PROBE_ERRORS = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)  # that models raise where they miss a mask or a cache
 
 
 def unwrap(model: object) -> PreTrainedModel:
@@ -105,7 +114,8 @@ class ModelRunner:
         self.model = model
         self._configs = attention_configs(model)
         self._lock = _LOCKS.setdefault(model, threading.RLock())
-        _check_model(model)
+        check_model(model)
+        make_opaque_to(model)
         parameters = inspect.signature(model.forward).parameters
         self._keeps_rows = "logits_to_keep" in parameters
         self._compiles_by_size = compiles_by_size(model)
@@ -217,63 +227,18 @@ class ModelRunner:
         with self._lock:
             try:
                 layers = probing(self.model, forward)
-            except (TypeError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+            except UnsupportedModel:
+                raise
+            except _PROBE_ERRORS as error:
                 raise UnsupportedModel(
-                    f"{type(self.model).__name__}: a forward without a mask and cache failed: "
-                    f"{error!r}; decode this model with plain generate"
+                    f"{type(self.model).__name__}: {_reason(self.model, error)}; decode this model "
+                    "with plain generate"
                 ) from error
-        _check_layers(self.model, layers)
+        check_layers(self.model, layers)
         return layers, widths[0]
 
 
-def _check_model(model: PreTrainedModel) -> None:
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModel(
-            f"{name}: encoder-decoder models (cross-attention) are not supported"
-        )
-    check_mode(model)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModel(f"{name}: forward takes no position_ids, so it cannot be packed")
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(
-            f"{name}: a recurrent or hybrid model keeps state that cannot be rolled back"
-        )
-    if model.get_output_embeddings() is None:
-        raise UnsupportedModel(f"{name}: no language-modelling head")
-
-
-def check_mode(model: PreTrainedModel) -> None:
-    """Raise `ConfigError` for a model that would drop out at random."""
-    if model.training:
-        raise ConfigError(
-            f"{type(model).__name__} is in training mode; call model.eval() before decoding"
-        )
-
-
-def _check_layers(model: PreTrainedModel, probed: Sequence[ProbedLayer]) -> None:
-    name = type(model).__name__
-    expected = model.config.get_text_config().num_hidden_layers
-    if not probed:
-        raise UnsupportedModel(
-            f"{name}: its attention does not go through transformers' AttentionInterface"
-        )
-    if len(probed) != expected or len({id(layer.module) for layer in probed}) != expected:
-        raise UnsupportedModel(
-            f"{name}: {len(probed)} attention layers seen for {expected} hidden layers; "
-            "linear-attention, hybrid and weight-shared layers are not supported"
-        )
-
-
-def max_positions(model: PreTrainedModel) -> int | None:
-    """The longest context that the rotary embedding stays a function of one token's position.
-
-    `dynamic` and `longrope` scaling depend on the longest position in a forward, which a packed
-    batch shares between requests; None where nothing depends on it.
-    """
-    config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # by layer type
-    growing = [kind for kind in kinds if kind.get("rope_type") in _GROWING_ROPE]
-    limits = [kind.get("original_max_position_embeddings") for kind in growing]
-    return min((int(limit or config.max_position_embeddings) for limit in limits), default=None)
+def _reason(model: PreTrainedModel, error: Exception) -> str:
+    if not getattr(model, "_supports_attention_backend", True):
+        return "its attention does not go through transformers' AttentionInterface"
+    return f"a forward without a mask and cache failed: {error!r}"
