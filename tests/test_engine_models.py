@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.model_checks import most_tokens
 from sdcontrol.errors import ConfigError, EngineClosed, RequestRefused, UnsupportedModel
 from tests.engine_support import (
     ARCHITECTURES,
@@ -106,6 +107,50 @@ REFUSED: Mapping[str, tuple[Callable[[], object], str]] = {
     "an encoder": (
         lambda: of_class("BertLMHeadModel", "BertConfig", intermediate_size=32, **_SMALL),
         "not causal|AttentionInterface|forward",
+    ),
+    "windows that only the mask has": (
+        lambda: tiny_model(
+            "Qwen2Moe",
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=32,
+            use_sliding_window=True,
+            sliding_window=16,
+            max_window_layers=2,
+        ),
+        "layer 0 is sliding_attention by its config, and was told a window of any",
+    ),
+    "the same without kinds of layers": (
+        lambda: tiny_model("Phimoe", num_local_experts=4, head_dim=8, sliding_window=16),
+        "layer 0 is sliding_attention",
+    ),
+    "chunks": (
+        lambda: of_class(
+            "Llama4ForCausalLM",
+            "Llama4TextConfig",
+            intermediate_size=64,
+            intermediate_size_mlp=64,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            head_dim=8,
+            **_SMALL,
+        ),
+        "chunked_attention",
+    ),
+    "a mask of its own": (
+        lambda: of_class("DogeForCausalLM", "DogeConfig", intermediate_size=64, **_SMALL),
+        "a mask of the model's own",
+    ),
+    "attention of its own": (
+        lambda: of_class("FalconForCausalLM", "FalconConfig", **_SMALL),
+        "AttentionInterface; decode this model with plain generate",
+    ),
+    "a forward that wants more": (
+        lambda: of_class(
+            "XmodForCausalLM", "XmodConfig", is_decoder=True, intermediate_size=32, **_SMALL
+        ),
+        "XmodForCausalLM: a forward without a mask and cache failed.*language",
     ),
     "no language model": (
         lambda: transformers.LlamaModel(target().config).eval(),
@@ -220,6 +265,60 @@ def test_rope_that_grows_with_the_longest_request_is_refused_beyond_its_original
     with Engine(model, config=SMALL) as engine, pytest.raises(RequestRefused, match="only to 80"):
         engine.submit(random_prompt(70, seed=1), max_new_tokens=11, do_sample=False)
     check_text(model, model)
+
+
+def with_table(num_positions: int = 64) -> PreTrainedModel:
+    """Looks its positions up."""
+    return of_class(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        vocab_size=61,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=num_positions,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def test_a_request_beyond_a_models_table_of_positions_is_refused_alone() -> None:
+    model, prompt = with_table(), random_prompt(55, seed=1)
+    reference = generate_alone(model, prompt, max_new_tokens=10, do_sample=False)
+    drafters = ["ngram", "sparse_kv:32"]
+    with Engine(model, drafters=drafters, planner=RandomPlanner(6), config=SMALL) as engine:
+        fits = submit_all(engine, [prompt], max_new_tokens=10)
+        with pytest.raises(RequestRefused, match=r"to 66 tokens.*only to 65.*table"):
+            engine.submit(prompt, max_new_tokens=11, do_sample=False)
+        assert run_checked(engine)[fits[0]].output == reference.tokens
+
+
+def test_tables_with_rows_beside_those_of_positions_end_where_the_config_says() -> None:
+    model = of_class(
+        "OPTForCausalLM",
+        "OPTConfig",
+        ffn_dim=32,
+        max_position_embeddings=64,
+        word_embed_proj_dim=32,
+        **_SMALL,
+    )
+    assert most_tokens(model) == 65
+    assert most_tokens(target()) is None
+
+
+def test_a_draft_model_is_not_offered_beyond_its_table() -> None:
+    planner = RandomPlanner(7)
+    drafters = {"short": with_table(128)}
+    prompts = [random_prompt(length, seed=length) for length in (30, 60)]
+    with Engine(target(), drafters=drafters, planner=planner, config=SMALL) as engine:
+        ids = submit_all(engine, prompts, max_new_tokens=90)
+        finished = run_checked(engine)
+    for request_id, prompt in zip(ids, prompts, strict=True):
+        reference = generate_alone(target(), prompt, max_new_tokens=90, do_sample=False)
+        assert finished[request_id].output == reference.tokens
+    assert planner.totals()[0] > 0
+    assert planner.faults() == []
 
 
 # ---- how it leaves them

@@ -90,8 +90,8 @@ class Intake:
             )
         if self._position_limit is not None and most > self._position_limit:
             raise RequestRefused(
-                f"{name} may grow to {most} tokens; this model's rope scaling can be batched only "
-                f"to {self._position_limit}; shorten it"
+                f"{name} may grow to {most} tokens; this model's positions can be batched only to "
+                f"{self._position_limit}, where its table or original rope ends; shorten it"
             )
         low, high = min(request.tokens), max(request.tokens)
         if low < 0 or high >= self._vocab_size:

@@ -18,10 +18,11 @@ from sdcontrol.engine.events import Events
 from sdcontrol.engine.generation import Decoding, decoding_of, prepare_config, tokens_of
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.intake import Intake
+from sdcontrol.engine.model_checks import most_tokens
 from sdcontrol.engine.model_watch import ModelWatch
 from sdcontrol.engine.padding import eager_token_edges
 from sdcontrol.engine.request import Request, TokenEvent
-from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
+from sdcontrol.engine.runner import ModelRunner, unwrap
 from sdcontrol.engine.sampling import Processor
 from sdcontrol.engine.stats import EngineStats, Tally
 from sdcontrol.engine.verify import RejectionVerifier, Verifier, verifier_of
@@ -66,7 +67,7 @@ class EngineParts:
         )
         self._intake = Intake(
             capacity_tokens=self.pool.capacity_tokens,
-            position_limit=max_positions(self.model),
+            position_limit=most_tokens(self.model),
             vocab_size=self.runner.vocab_size,
         )
         self._tally = Tally(self._host.graph_stats)

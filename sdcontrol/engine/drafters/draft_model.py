@@ -16,9 +16,10 @@ from sdcontrol.core import Hint
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
 from sdcontrol.engine.drafters.host import CATCH_UP_TOKENS, DraftHost, ModelDrafter
 from sdcontrol.engine.drafters.rounds import RoundModel, draft_in_rounds
+from sdcontrol.engine.model_checks import most_tokens
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
-from sdcontrol.engine.runner import ModelRunner, max_positions, unwrap
+from sdcontrol.engine.runner import ModelRunner, unwrap
 from sdcontrol.errors import ConfigError
 
 __all__ = ["DraftModelDrafter"]
@@ -58,7 +59,7 @@ class DraftModelDrafter(ModelDrafter):
             )
         self._runner = runner
         self._vocab_size = theirs
-        self._position_limit = max_positions(self._model)
+        self._position_limit = most_tokens(self._model)
         self._host = host
         host.runners[self.name] = runner
 
