@@ -18,7 +18,7 @@ from sdcontrol.engine.bundled import held_out_prompts, load_bundled, load_bundle
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request
-from sdcontrol.errors import CounterfactualError, SdcontrolError, TraceError
+from sdcontrol.errors import ConfigError, CounterfactualError, SdcontrolError, TraceError
 from sdcontrol.integrations.recording import facts_of_run
 from sdcontrol.outcomes import ArmOutcomes
 from sdcontrol.traces.acceptance_table import (
@@ -351,3 +351,10 @@ def test_a_table_that_was_not_finished_leaves_no_file(tmp_path: Path) -> None:
         with AcceptanceTableWriter(tmp_path / TABLE_NAME, header) as table:
             table.add("a", {"other": _drawn(np.random.default_rng(0), 3)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_requests_of_one_id_have_no_table(bundled: _Bundled) -> None:
+    """Their outcomes would be taken for each other's."""
+    requests = bundled.greedy
+    with pytest.raises(ConfigError, match="'r0' 2 times"):
+        bundled.table([*requests, requests[0]])

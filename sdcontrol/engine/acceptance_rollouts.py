@@ -11,6 +11,7 @@ The engine's own loop does the latter two, in batches over positions: `position_
 of policies, costs or files.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -47,10 +48,11 @@ def acceptance_outcomes(
     """For each finished request, in order: its outcomes by drafter arm; a few at a time.
 
     `requests` are what `Engine.run` returned under coupled verification, `drafters` what that
-    engine was given. Raises `ConfigError` for a depth that no path holds, or a drafter twice.
+    engine was given. Raises `ConfigError` for a depth that no path holds, a drafter or an id twice.
     """
     if not 1 <= depth <= _CHAIN:
         raise ConfigError(f"an acceptance table of depth {depth}; give 1 to {_CHAIN}")
+    _check_ids(requests)
     built = build_drafters(drafters, allow_trees=True)
     config = config or EngineConfig()
     for start in range(0, len(requests), _REQUESTS_AT_ONCE):
@@ -64,6 +66,16 @@ def acceptance_outcomes(
             ):
                 found[text.request.id] |= outcomes
         yield from found.items()
+
+
+def _check_ids(requests: Sequence[Request]) -> None:
+    """Outcomes are by id: two requests of one id would be taken for each other."""
+    counts = Counter(request.id for request in requests)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(
+            f"{len(twice)} request ids are used more than once, {twice[0]!r} {counts[twice[0]]} "
+            "times; an acceptance table needs one per request: decode with ids of their own"
+        )
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@
 Knows how traces, workloads and simulations fit together; nothing of how each is done.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -105,8 +106,9 @@ def workload_of(trace: Trace) -> Workload:
             f"{trace.path} was recorded under {trace.header.verification!r} verification, whose "
             "text depends on what was drafted; record it under coupled verification"
         )
-    table, drafts = AcceptanceTable(path), RecordedDrafts(trace)
     records = trace.requests()
+    _check_ids(trace, records)
+    table, drafts = AcceptanceTable(path), RecordedDrafts(trace)
 
     def make() -> Iterator[SimulatedRequest]:
         for record in records:
@@ -114,6 +116,17 @@ def workload_of(trace: Trace) -> Workload:
                 yield _simulated(record, table, drafts)
 
     return Workload(trace.path.name, table.header.arms, make, {"trace": trace.header.trace_id})
+
+
+def _check_ids(trace: Trace, records: Sequence[RequestRecord]) -> None:
+    """Drafts and outcomes are kept by id: two requests of one id would be taken for each other."""
+    counts = Counter(record.id for record in records)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise CounterfactualError(
+            f"{trace.path}: {len(twice)} request ids are used more than once, {twice[0]!r} "
+            f"{counts[twice[0]]} times, so it cannot be told whose drafts are whose; record with an "
+            "id of its own for every request (exact replay does without)"
+        )
 
 
 def settings_of(trace: Trace) -> SimulationSettings:

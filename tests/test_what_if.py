@@ -1,0 +1,55 @@
+"""What a what-if replay may be asked of a recording, and what it refuses to guess."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdcontrol.errors import CounterfactualError
+from sdcontrol.outcomes import ArmOutcomes
+from sdcontrol.traces.acceptance_table import TABLE_NAME, AcceptanceTableWriter, TableHeader
+from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.schema import RequestRecord, TraceFacts
+from sdcontrol.traces.what_if import what_if
+from sdcontrol.traces.writer import TraceWriter, add_file
+from tests.simulate_support import TIMES
+from tests.trace_support import plain_step
+
+OUTPUT_TOKENS = 6
+
+
+def _outcomes() -> Mapping[str, ArmOutcomes]:
+    return {"ngram": ArmOutcomes(np.full(OUTPUT_TOKENS, 2, dtype=np.uint8))}
+
+
+def _record(
+    folder: Path,
+    ids: Sequence[str],
+    *,
+    answered: Mapping[str, Mapping[str, ArmOutcomes]] | None = None,
+    facts: TraceFacts | None = None,
+    temperature: float = 0.0,
+) -> Trace:
+    """A recording of a request for each of `ids`; its table answers for `answered`, or all of them."""
+    facts = facts or TraceFacts(verification="coupled", drafters=("ngram",))
+    with TraceWriter(folder, facts) as writer:
+        for number in range(10):
+            writer.append(plain_step(number))
+        for name in ids:
+            writer.add_request(RequestRecord(name, 0.0, 5, OUTPUT_TOKENS, temperature))
+    header = TableHeader(arms=("ngram",), verification="coupled")
+    with AcceptanceTableWriter(folder / TABLE_NAME, header) as table:
+        for name, outcomes in (
+            {name: _outcomes() for name in ids} if answered is None else answered
+        ).items():
+            table.add(name, outcomes)
+    add_file(folder, TABLE_NAME)
+    return Trace(folder)
+
+
+def test_a_recording_whose_requests_share_an_id_cannot_say_what_if(tmp_path: Path) -> None:
+    """Nobody could tell whose drafts were whose."""
+    assert what_if(_record(tmp_path / "own", ["a", "b"]), "off", times=TIMES).num_requests == 2
+    with pytest.raises(CounterfactualError, match=r"'chat' 2 times, .* an id of its own"):
+        what_if(_record(tmp_path / "shared", ["chat", "b", "chat"]), "off", times=TIMES)
