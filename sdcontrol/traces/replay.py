@@ -17,9 +17,9 @@ from sdcontrol.controller import Controller
 from sdcontrol.core import Choice, Observation, Plan
 from sdcontrol.errors import ConfigError, TraceError
 from sdcontrol.traces.reader import Trace
-from sdcontrol.traces.schema import RecordedStep, TraceHeader
+from sdcontrol.traces.schema import RecordedStep
 
-__all__ = ["Difference", "ReplayReport", "controller_of", "replay_exactly"]
+__all__ = ["Difference", "ReplayReport", "controller_of", "replay_exactly", "with_kept_files"]
 
 _MOST_SHOWN = 20  # differences that a report keeps
 
@@ -105,7 +105,7 @@ def controller_of(trace: Trace) -> Controller:
     if policy is None:
         raise TraceError(f"{trace.path}: the policy was given as an object; {remedy}")
     try:
-        config = policies.parse(_with_kept_files(trace.path, trace.header, policy))
+        config = policies.parse(with_kept_files(trace, policy))
         controller = Controller(
             config,
             seed=facts.seed,
@@ -123,12 +123,11 @@ def controller_of(trace: Trace) -> Controller:
     return controller
 
 
-def _with_kept_files(
-    folder: Path, header: TraceHeader, policy: Mapping[str, object]
-) -> dict[str, object]:
-    """The policy's settings, with the paths of files that were kept with the trace."""
+def with_kept_files(trace: Trace, policy: Mapping[str, object]) -> dict[str, object]:
+    """A policy's settings, such as `trace.header.policy`, with the paths of files kept with the trace."""
+    files = trace.header.files
     return {
-        name: str(folder / value) if isinstance(value, str) and value in header.files else value
+        name: str(trace.path / value) if isinstance(value, str) and value in files else value
         for name, value in policy.items()
     }
 

@@ -21,6 +21,7 @@ from sdcontrol.traces.acceptance_table import TABLE_NAME, AcceptanceTable
 from sdcontrol.traces.fitted_times import FittedTimes
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.recorded_drafts import RecordedDrafts
+from sdcontrol.traces.replay import with_kept_files
 from sdcontrol.traces.replay_result import ReplayResult
 from sdcontrol.traces.schema import RequestRecord
 from sdcontrol.traces.simulate import Simulation, SimulationSettings
@@ -75,9 +76,12 @@ def what_if(
 ) -> ReplayResult:
     """What `policy` would have made of a recording that has an acceptance table.
 
+    `trace.header.policy` is the recorded one: a mapping may name files that were kept with the trace.
     Without `times` they are fitted to the recording. Raises `CounterfactualError` where the
     recording cannot answer, `TraceError` where it is damaged.
     """
+    if isinstance(policy, Mapping):
+        policy = with_kept_files(trace, policy)
     first = next(iter(trace.steps()), None)
     facts = trace.header.controller
     return simulate(
