@@ -27,6 +27,10 @@ from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.roofline import Forward
 from sdcontrol.integrations.prometheus import PrometheusExporter
 from sdcontrol.policies.base import Policy
+from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.recorder import Recorder
+from sdcontrol.traces.replay import replay_exactly
+from tests.trace_support import decode
 
 ROOT = Path(__file__).resolve().parent.parent
 ARMS = ("ngram", "sparse_kv:512")
@@ -252,3 +256,17 @@ def test_the_exporter_needs_no_torch() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_counted_controller_is_recorded_as_what_it_is(tmp_path: Path) -> None:
+    """Metrics and a recording together: its policy and its start are in the trace, which replays."""
+    planner = Scrape().exporter.wrap(Scrape().exporter.wrap(Controller("goodput", seed=7)))
+    with Recorder(planner, tmp_path / "t") as recorder:
+        recorder.pad_to((8, 16))
+        decode(recorder, 40)
+    trace = Trace(tmp_path / "t")
+    assert trace.header.policy is not None
+    assert trace.header.controller is not None
+    assert trace.header.policy["kind"] == "goodput"
+    assert (trace.header.controller.seed, trace.token_edges) == (7, (8, 16))
+    assert replay_exactly(trace).is_exact

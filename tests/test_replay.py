@@ -428,6 +428,19 @@ def test_recording_of_an_engine_that_cannot_be_made_leaves_no_folder(tmp_path: P
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_recording_says_beforehand_that_exact_replay_will_need_help(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, named: bool
+) -> None:
+    """Where the policy is an object, nobody can make it again."""
+    policy = "goodput" if named else Seldom()
+    with SpeculativeDecoder(tiny_model(), policy=policy, record=tmp_path / "t"):
+        pass
+    told = [message for message in caplog.messages if "recorded_without_policy" in message]
+    assert len(told) == (not named)
+    assert all("'Seldom' does not say" in message for message in told)
+
+
 def test_watcher_that_fails_costs_no_token(tmp_path: Path) -> None:
     class Failing(Recorder):
         def tokens_emitted(self, *arguments: object) -> None:

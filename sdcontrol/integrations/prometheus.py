@@ -88,6 +88,11 @@ class _Counted:
         self._planner = planner
         self._exporter = exporter
 
+    @property
+    def wrapped(self) -> Planner:
+        """The planner itself, for whoever writes down what it is."""
+        return self._planner
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._planner, name)
 

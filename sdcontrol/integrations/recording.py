@@ -20,6 +20,7 @@ from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.shapes import ModelShape, from_config
 from sdcontrol.extras import needed
 from sdcontrol.integrations.settings import arms_of
+from sdcontrol.logs import EventLog
 from sdcontrol.traces.schema import TraceFacts
 
 if TYPE_CHECKING:
@@ -27,18 +28,30 @@ if TYPE_CHECKING:
 
 __all__ = ["facts_of_run", "recorder_of"]
 
+_log = EventLog(__name__)
+
 
 def recorder_of(planner: Planner, path: Path | str | None) -> "Recorder | None":
-    """A recorder around `planner`; None without a path.
+    """A recorder around `planner`; None without a path. Warns where exact replay will need help.
 
     Raises `ConfigError` where pyarrow is missing, `TraceError` where nothing can be written.
     """
     if path is None:
         return None
     with needed():
+        from sdcontrol.traces.facts import controller_in
         from sdcontrol.traces.recorder import Recorder
 
-    return Recorder(planner, path)
+    recorder, controller = Recorder(planner, path), controller_in(planner)
+    if controller is None or controller.policy_config is None:
+        what = type(planner if controller is None else controller.policy).__name__
+        _log.warning(
+            "recorded_without_policy",
+            path=str(path),
+            reason=f"{what!r} does not say how it was made, and exact replay has to make it again",
+            remedy="give a policy by its name or settings, or give replay_exactly the controller",
+        )
+    return recorder
 
 
 def facts_of_run(engine: Engine, drafters: DrafterSpecs) -> TraceFacts:

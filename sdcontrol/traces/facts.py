@@ -14,15 +14,23 @@ from sdcontrol.policies import PolicyConfig
 from sdcontrol.traces.parts import digest_of
 from sdcontrol.traces.schema import ControllerFacts, TraceFacts
 
-__all__ = ["controller_facts", "facts_of"]
+__all__ = ["controller_facts", "controller_in", "facts_of"]
 
 
 def facts_of(planner: Planner) -> tuple[TraceFacts, dict[str, Path]]:
     """What is to be known to make `planner` again, and the files that it reads, by kept name."""
-    if not isinstance(planner, Controller):
+    controller = controller_in(planner)
+    if controller is None:
         return TraceFacts(), {}
-    policy, files = _kept(planner.policy_config)
-    return TraceFacts(controller=controller_facts(planner), policy=policy), files
+    policy, files = _kept(controller.policy_config)
+    return TraceFacts(controller=controller_facts(controller), policy=policy), files
+
+
+def controller_in(planner: object) -> Controller | None:
+    """The controller that decides behind whatever is `wrapped` around it; None for other planners."""
+    while planner is not None and not isinstance(planner, Controller):
+        planner = getattr(planner, "wrapped", None)
+    return planner
 
 
 def controller_facts(planner: Controller) -> ControllerFacts:

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
 from sdcontrol.errors import TraceError
 from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.logs import EventLog
 from sdcontrol.traces.decisions import Decisions
-from sdcontrol.traces.facts import controller_facts, facts_of
+from sdcontrol.traces.facts import controller_facts, controller_in, facts_of
 from sdcontrol.traces.schema import RequestRecord, TraceFacts
 from sdcontrol.traces.writer import TraceWriter
 
@@ -111,9 +110,9 @@ class Recorder:
         if tell is None:
             return
         tell(*told)
-        before = self._facts.controller
-        if self._is_recording and before is not None and isinstance(self._planner, Controller):
-            told_now = controller_facts(self._planner)
+        before, controller_now = self._facts.controller, controller_in(self._planner)
+        if self._is_recording and before is not None and controller_now is not None:
+            told_now = controller_facts(controller_now)
             controller = told_now.model_copy(update={"steps_before": before.steps_before})
             self._facts = self._facts.model_copy(update={"controller": controller})
             self._try(lambda: self._writer.describe(self._facts))
