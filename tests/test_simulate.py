@@ -267,6 +267,21 @@ def test_limits_count_requests_and_load_factors_move_arrivals() -> None:
     assert float(busy.times["ttft_seconds"].min()) > 0.0
 
 
+@pytest.mark.parametrize("num_requests", [4, 5, 9])
+def test_planners_are_shown_that_others_wait_from_the_first_step_on(num_requests: int) -> None:
+    """As long as more have come than are decoded together, as in an engine."""
+    requests = [SimulatedRequest(f"r{n}", 0.0, 3, 9 + n) for n in range(num_requests)]
+    planner = DicePlanner(0)
+    finished(Workload.of("queue", requests), planner)
+    ended, found, told = 0, [], []
+    for seen in planner.observations:
+        found.append(seen.view.others_wait)
+        told.append(num_requests - ended > SMALL.max_batch_size)
+        rows = zip(seen.view.requests, seen.emitted, strict=True)
+        ended += sum(request.remaining_tokens == emitted for request, emitted in rows)
+    assert found == told
+
+
 def test_texts_of_one_and_arrivals_of_another_make_a_workload() -> None:
     """Texts are repeated where there are fewer; ids stay distinct."""
     texts, arrivals = drawn_workload(1, 3), drawn_workload(2, 8)

@@ -143,9 +143,10 @@ class Simulation:
         self._scheduler.check_integrity()
 
     def _take_arrivals(self) -> None:
-        """Submit who has arrived, and no more than could be admitted now; the rest stays unread.
+        """Submit who has arrived, and at most one more than could be admitted now; the rest stays unread.
 
-        Admission is first come, first served, so who waits behind a full batch changes nothing.
+        Admission is first come, first served: behind a full batch it changes nothing who waits, only that
+        somebody does, which planners are shown.
         """
         if not self._live and self._next is not None:
             self.clock_seconds = max(self.clock_seconds, self._next.arrival_seconds)
@@ -153,7 +154,7 @@ class Simulation:
         while (
             self._next is not None
             and self._next.arrival_seconds <= self.clock_seconds
-            and self._scheduler.num_waiting < most
+            and self._scheduler.num_waiting <= most
         ):
             self._submit(self._next)
             self._next = next(self._arrivals, None)
