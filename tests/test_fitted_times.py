@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from sdcontrol.traces.lines import Line
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.recorded_times import RecordedTimes
 from sdcontrol.traces.simulate import Simulation
-from sdcontrol.traces.step_times import DraftWork, NoisyTimes, StepWork
+from sdcontrol.traces.step_times import CostTimes, DraftWork, NoisyTimes, StepWork
 from sdcontrol.traces.what_if import simulate
 from tests.simulate_support import SMALL, DicePlanner, drawn_workload, finished
 
@@ -154,6 +155,48 @@ def test_a_fit_without_steps_or_without_the_drafter_is_refused() -> None:
     fitted = FittedTimes(planner.observations)
     with pytest.raises(TraceError, match="no step with drafts of 'draft_model'"):
         simulate(drawn_workload(2, 6), "static:draft_model:2", fitted, SMALL)
+
+
+@pytest.mark.parametrize("machine", [_Machine(), _Padding()])
+def test_the_cost_of_fitted_times_prices_steps_as_they_are_timed(machine: _Machine) -> None:
+    """Drafts of one length, by one family, in as many rounds as usual; what it takes to ask drafters left out."""
+    planner = DicePlanner(1)
+    finished(drawn_workload(21, 60), planner, times=machine)
+    fitted = FittedTimes(planner.observations, getattr(machine, "token_edges", ()))
+    prices = CostTimes(fitted.cost)
+    for requests, length in ((1, 5), (3, 5), (4, 4)):
+        kv = 60 * requests
+        draft = DraftWork((requests,) * length, (kv,) * length, 2)
+        work = StepWork(
+            requests,
+            requests * length,
+            kv,
+            0,
+            requests,
+            {"draft_model": draft},
+            verified_kv_tokens=length * kv,
+            longest_draft=length,
+            offered_arms=1,
+            shadow_drafts=1,
+        )
+        told, timed = prices.timing(work).total_seconds, fitted.timing(work).total_seconds
+        assert told == pytest.approx(timed, rel=0.03)
+    many = fitted.cost.verify_seconds(np.array([4.0, 8.0, 20.0]), 240.0, 4)
+    assert many.tolist() == [float(fitted.cost.verify_seconds(n, 240.0, 4)) for n in (4, 8, 20)]
+
+
+def test_an_oracle_goes_by_fitted_prices_and_leaves_out_what_has_none() -> None:
+    """It is no worse than any fixed setting, and asks for no drafter that was never timed."""
+    workload, planner = drawn_workload(22, 30), DicePlanner(1)
+    fitted = FittedTimes(recorded_steps(1))
+    best = max(
+        simulate(workload, policy, fitted, SMALL).tokens_per_busy_second
+        for policy in ("off", "static:ngram:6", "static:draft_model:4", "static:sparse_kv:64:5")
+    )
+    assert simulate(workload, "oracle", fitted, SMALL).tokens_per_busy_second > best
+    finished(drawn_workload(2, 6), planner, SMALL.model_copy(update={"drafters": ("ngram",)}))
+    result = simulate(workload, "oracle", FittedTimes(planner.observations), SMALL)
+    assert [*result.arms] == ["ngram"]
 
 
 def test_prompts_are_warned_of_once_where_none_was_recorded() -> None:

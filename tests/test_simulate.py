@@ -13,9 +13,7 @@ from sdcontrol.errors import ConfigError, CounterfactualError, TraceError
 from sdcontrol.outcomes import ArmOutcomes
 from sdcontrol.traces.simulate import Simulation, SimulationSettings
 from sdcontrol.traces.slo import SLO
-from sdcontrol.traces.step_times import (
-    NoisyTimes,
-)
+from sdcontrol.traces.step_times import CostTimes, LinearCost, LinearDrafter, NoisyTimes
 from sdcontrol.traces.what_if import simulate
 from sdcontrol.traces.workload import SimulatedRequest, Workload
 from tests.simulate_support import (
@@ -166,6 +164,30 @@ def test_an_oracle_wastes_no_draft_token() -> None:
     )
     trees = Workload.of("trees", [SimulatedRequest("a", 0.0, 4, 30, {"ngram": tree})])
     assert simulate(trees, "oracle", TIMES).arms["ngram"].lengths.keys() <= {1, 2}
+
+
+def test_an_oracle_knows_what_steps_take_from_its_first_step_on() -> None:
+    """It never tries anything: what it learnt to be dear at first it would leave for good."""
+    arms = {"ngram": 0.7, "draft_model": 0.4, "sparse_kv:64": 0.96}
+    generator = np.random.default_rng(3)
+    requests = []
+    for number in range(24):
+        hits = {arm: (generator.random(150) < rate).tolist() for arm, rate in arms.items()}
+        known = {arm: outcomes(found, arm) for arm, found in hits.items()}
+        requests.append(SimulatedRequest(f"r{number}", 0.0, 80, 150, known))
+    rounds = {
+        "draft_model": LinearDrafter(1.5e-3, 1e-5),
+        "sparse_kv": LinearDrafter(5e-4, 1e-5),
+    }
+    times = CostTimes(LinearCost(7e-3, 2e-5, 4e-8, drafters=rounds))
+    workload, few = Workload.of("w", requests), SimulationSettings(max_batch_size=12)
+    oracle, *others = (
+        simulate(workload, policy, noisy, few).tokens_per_busy_second
+        for policy in ("oracle", "goodput", "static:sparse_kv:64:8", "static:sparse_kv:64:14")
+        for noisy in (times, NoisyTimes(times, relative_noise=0.0))
+    )
+    assert oracle == others.pop(0)
+    assert oracle > 1.1 * max(others)
 
 
 def test_refinement_drops_what_the_drafter_doubts_and_what_was_not_drafted_costs_nothing() -> None:

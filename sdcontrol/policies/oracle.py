@@ -1,7 +1,8 @@
 """Sees what every drafter would have accepted, and plans with it: the yardstick for regret.
 
 Knows the future of acceptance, from a table that a replay or a benchmark supplies, and nothing else
-that `goodput` does not. It is the best plan of each step, not of a whole run.
+that `goodput` does not: what steps take it is told by the belief, as by a replay, whose own prices that has.
+It is the best plan of each step, not of a whole run, so it is close to a bound and none itself.
 """
 
 from collections.abc import Mapping

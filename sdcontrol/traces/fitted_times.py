@@ -23,6 +23,7 @@ from sdcontrol.errors import TraceError
 from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.loads import draft_loads
 from sdcontrol.logs import EventLog
+from sdcontrol.traces.fitted_cost import FittedCost, FittedRound
 from sdcontrol.traces.lines import Line
 from sdcontrol.traces.simulated_drafts import FREE_FAMILIES
 from sdcontrol.traces.step_times import DraftWork, StepWork
@@ -81,11 +82,30 @@ class FittedTimes:
                 "give a cost model"
             )
         self._most = tuple(max(column) for column in zip(*extents, strict=True))
-        self._has_prompts = any(features[_PROMPT] for features, _ in verify)
-        self._least_lag, self._warned = _least_lags(drafts), set[str]()
+        self._has_prompts, self._warned = any(row[_PROMPT] for row, _ in verify), set[str]()
+        self._least_lag, self._mean_rounds = _least_lags(drafts), _mean_rounds(drafts)
         self.verify, self.overhead = _line(verify, _SIMPLE_VERIFY), _line(overhead)
         self.controller = _line(controller) if controller else None
         self.drafts = {family: _line(rows, _SIMPLE_DRAFT) for family, rows in drafts.items()}
+
+    @property
+    def cost(self) -> FittedCost:
+        """These times as the prices of plans, as well as a `Cost` can tell them."""
+        once, per_request, per_token, *_, if_offered, if_shadow = self.overhead.coefficients
+        planning = (0.0, 0.0) if self.controller is None else self.controller.coefficients
+        *verify, if_model = self.verify.coefficients
+        rounds = {}
+        for family, line in self.drafts.items():
+            per_step, per_round, *others = line.coefficients
+            per_step += 0.0 if family in FREE_FAMILIES else if_model
+            rounds[family] = FittedRound(per_round + per_step / self._mean_rounds[family], *others)
+        return FittedCost(
+            verify,
+            once + if_offered + if_shadow + planning[0],
+            per_request + per_token + planning[1],
+            rounds,
+            self.token_edges,
+        )
 
     def with_controller_of(self, observations: Iterable[Observation]) -> "FittedTimes":
         """The same machine, and a controller that takes as long as it did in these steps."""
@@ -234,6 +254,14 @@ def _draft_features(work: DraftWork) -> list[float]:
         sum(work.kv_tokens_by_round),
         work.catch_up_tokens,
     ]
+
+
+def _mean_rounds(drafts: Mapping[str, _Rows]) -> dict[str, float]:
+    """Rounds of a family's step with drafts; at least 1."""
+    return {
+        family: max(sum(features[1] for features, _ in rows) / len(rows), 1.0)
+        for family, rows in drafts.items()
+    }
 
 
 def _least_lags(drafts: Mapping[str, _Rows]) -> dict[str, float]:

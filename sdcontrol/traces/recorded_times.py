@@ -44,6 +44,7 @@ class RecordedTimes:
         recorded = list(steps)
         self._fitted = FittedTimes((step.observation for step in recorded), token_edges, machine)
         self.token_edges, self.machine = self._fitted.token_edges, machine
+        self.cost = self._fitted.cost
         self._waiting: dict[object, deque[_Taken]] = {}
         for step, pause_seconds in zip(recorded, _pauses(recorded), strict=True):
             facts = _facts(work_of(step.observation))

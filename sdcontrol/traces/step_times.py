@@ -63,7 +63,8 @@ class StepTimes(Protocol):
     """How long a step takes.
 
     One may have `token_edges`, the numbers of tokens that forwards are padded to, and a known `machine`:
-    a simulation tells them to its planner, as an engine does. One that has `launched_ahead` says whether the
+    a simulation tells them to its planner, as an engine does. One may have a `cost`, its prices as a `Cost`:
+    they are what the policy `oracle` plans by. One that has `launched_ahead` says whether the
     step that was timed last was launched ahead of its tokens.
     """
 
@@ -120,6 +121,7 @@ class NoisyTimes:
         self._times = times
         self.token_edges: tuple[int, ...] = getattr(times, "token_edges", ())
         self.machine: KnownMachine | None = getattr(times, "machine", None)
+        self.cost: Cost | None = getattr(times, "cost", None)
         self.launched_ahead = False
         self._sigma = math.sqrt(math.log1p(relative_noise**2))
         self._generator = np.random.default_rng(seed)

@@ -6,13 +6,14 @@
 Knows how traces, workloads and simulations fit together; nothing of how each is done.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import Planner
+from sdcontrol.core import Cost, Planner
 from sdcontrol.errors import CounterfactualError
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies import Policy, PolicyConfig
@@ -49,10 +50,11 @@ def simulate(
 ) -> ReplayResult:
     """Decode `workload` to its end under `policy`, in simulated time.
 
+    "oracle" knows what will be accepted, and what steps take where `times` have a `cost`.
     Raises `CounterfactualError` where the workload cannot answer what is planned.
     """
     known = Foreknowledge()
-    planner = _planner(policy, known, seed=seed, max_draft_tokens=max_draft_tokens)
+    planner = _planner(policy, known, times, seed=seed, max_draft_tokens=max_draft_tokens)
     simulation = Simulation(
         workload, planner, times, settings, foreknowledge=known, start_seconds=start_seconds
     )
@@ -161,12 +163,19 @@ def _simulated(
 
 
 def _planner(
-    policy: PolicyLike, known: Foreknowledge, *, seed: int, max_draft_tokens: int
+    policy: PolicyLike,
+    known: Foreknowledge,
+    times: StepTimes,
+    *,
+    seed: int,
+    max_draft_tokens: int,
 ) -> Planner:
+    prices: Cost | None = None
     if isinstance(policy, str) and policy == "oracle":
         policy = Oracle(known)
+        prices = copy.deepcopy(getattr(times, "cost", None))  # one that learns stays as it is
     if isinstance(policy, Policy | PolicyConfig | str | Mapping):
-        return Controller(policy, seed=seed, max_draft_tokens=max_draft_tokens, clock=None)
+        return Controller(policy, prices, seed=seed, max_draft_tokens=max_draft_tokens, clock=None)
     return policy
 
 
