@@ -19,6 +19,7 @@ from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError, CounterfactualError, SdcontrolError, TraceError
+from sdcontrol.integrations.acceptance import add_acceptance_table
 from sdcontrol.integrations.recording import facts_of_run
 from sdcontrol.outcomes import ArmOutcomes
 from sdcontrol.traces.acceptance_table import (
@@ -30,8 +31,10 @@ from sdcontrol.traces.acceptance_table import (
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.recorded_times import RecordedTimes
 from sdcontrol.traces.recorder import Recorder
+from sdcontrol.traces.simulate import SimulationSettings
 from sdcontrol.traces.what_if import what_if
 from sdcontrol.traces.writer import add_file
+from tests.simulate_support import TIMES
 
 ARMS = ("ngram", "draft_model", "sparse_kv:64", "sparse_kv:96:scored")
 NEW_TOKENS = 20
@@ -351,6 +354,110 @@ def test_a_table_that_was_not_finished_leaves_no_file(tmp_path: Path) -> None:
         with AcceptanceTableWriter(tmp_path / TABLE_NAME, header) as table:
             table.add("a", {"other": _drawn(np.random.default_rng(0), 3)})
     assert list(tmp_path.iterdir()) == []
+
+
+class _Run:
+    """A recording of two requests, without a table; the second one opted out."""
+
+    def __init__(
+        self,
+        bundled: _Bundled,
+        folder: Path,
+        *,
+        keep: bool = True,
+        ids: Sequence[str] = "ab",
+        start: int = 5,
+    ) -> None:
+        self.folder, self.target = folder, bundled.target
+        recorder = Recorder(Controller("static:ngram:4"), folder, keep_token_ids=keep)
+        with recorder, Engine(self.target, drafters=ARMS[::2], planner=recorder) as engine:
+            recorder.describe(facts_of_run(engine, ARMS[::2]))
+            self.requests = []
+            for number, name in enumerate(ids):
+                prompt = bundled.prompts[number][start : start + 60]
+                options = {"request_id": name, "speculation": not number}
+                engine.submit(prompt, max_new_tokens=8, do_sample=False, **options)
+                self.requests.append(engine.requests[name])
+                engine.run()
+
+    def add(
+        self, requests: Sequence[Request] | None = None, drafters: Sequence[str] = ARMS[::2]
+    ) -> None:
+        """The table; of all requests by default."""
+        given = self.requests if requests is None else requests
+        add_acceptance_table(self.folder, self.target, drafters, given)
+
+
+def test_a_table_lists_who_opted_out_and_goes_with_its_recording(
+    bundled: _Bundled, tmp_path: Path
+) -> None:
+    run = _Run(bundled, tmp_path / "t")
+    run.add(run.requests[::-1])
+    table = AcceptanceTable(run.folder / TABLE_NAME)
+    assert table.header.arms == ARMS[::2]
+    assert [table.knows(name) for name in "abc"] == [True, True, False]
+    assert (set(table.of("a")), set(table.of("b"))) == (set(ARMS[::2]), set())
+    trace = Trace(run.folder)
+    times = RecordedTimes(trace.steps(), trace.token_edges)
+    assert what_if(trace, "static:ngram:4", times=times).num_steps == times.num_repeated
+
+
+def test_a_table_of_fewer_drafters_answers_for_those(bundled: _Bundled, tmp_path: Path) -> None:
+    """A drafter that it lacks is said to be lacking, not taken to have nothing accepted."""
+    run = _Run(bundled, tmp_path / "t")
+    run.add(drafters=["ngram"])
+    with pytest.raises(CounterfactualError, match=r"no acceptance for \['sparse_kv:64'\]"):
+        what_if(Trace(run.folder), "off", times=TIMES)
+    only = SimulationSettings(drafters=("ngram",))
+    assert what_if(Trace(run.folder), "off", times=TIMES, settings=only).num_requests == 2
+
+
+def test_a_table_of_other_requests_than_the_recorded_ones_is_refused(
+    bundled: _Bundled, tmp_path: Path
+) -> None:
+    """Before anything is computed; the trace is as it was."""
+    run, other = _Run(bundled, tmp_path / "t"), _Run(bundled, tmp_path / "other", start=9)
+    with pytest.raises(
+        TraceError, match=r"1 of 2 requests recorded in .* are missing, 'b' for one"
+    ):
+        run.add(run.requests[:1])
+    with pytest.raises(TraceError, match="2 of 2 requests are not those recorded"):
+        run.add(other.requests)
+    assert not (run.folder / TABLE_NAME).exists()
+    run.add()
+    before = (run.folder / TABLE_NAME).read_bytes()
+    with pytest.raises(TraceError, match="has an acceptance table already"):
+        run.add()
+    assert (run.folder / TABLE_NAME).read_bytes() == before
+    twice = _Run(bundled, tmp_path / "twice", ids="aa", keep=False)
+    with pytest.raises(TraceError, match="has 2 requests under 1 ids"):
+        twice.add(twice.requests[1:])
+
+
+def test_a_table_needs_a_recording_that_is_closed(bundled: _Bundled, tmp_path: Path) -> None:
+    recorder = Recorder(Controller("off"), tmp_path / "t")
+    with pytest.raises(TraceError, match="was not closed; close the recorder"):
+        add_acceptance_table(tmp_path / "t", bundled.target, ["ngram"], [])
+    recorder.close()
+    add_acceptance_table(tmp_path / "t", bundled.target, ["ngram"], [])
+
+
+def test_a_list_of_who_opted_out_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """A table from before there was one knows everybody."""
+    path = tmp_path / TABLE_NAME
+    _written(tmp_path, 1, 3)
+    known, header = pq.read_table(path), pq.read_metadata(path).metadata
+    for told in (b"[1", b"[1]", None):
+        more = {b"sdcontrol.acceptance": header[b"sdcontrol.acceptance"]}
+        pq.write_table(
+            known.replace_schema_metadata(more | ({b"sdcontrol.opted_out": told} if told else {})),
+            path,
+        )
+        if told is None:
+            assert AcceptanceTable(path).knows("anybody")
+            continue
+        with pytest.raises(TraceError, match="its header cannot be read"):
+            AcceptanceTable(path)
 
 
 def test_two_requests_of_one_id_have_no_table(bundled: _Bundled) -> None:

@@ -78,3 +78,12 @@ def test_a_policy_that_was_recorded_with_its_model_is_judged_from_the_trace_alon
     assert trace.header.policy is not None
     result = what_if(trace, trace.header.policy, times=TIMES)
     assert (result.policy, result.output_tokens) == ("learned", OUTPUT_TOKENS)
+
+
+def test_a_request_that_the_table_lacks_is_not_taken_to_have_opted_out(tmp_path: Path) -> None:
+    """Who opted out is listed."""
+    answered = {"a": _outcomes(), "b": {}}
+    assert what_if(_record(tmp_path / "all", "ab", answered=answered), "off", times=TIMES)
+    trace = _record(tmp_path / "fewer", "abc", answered=answered)
+    with pytest.raises(CounterfactualError, match="lacks 1 of 3 recorded requests, 'c' first"):
+        what_if(trace, "off", times=TIMES)

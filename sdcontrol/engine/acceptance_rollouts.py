@@ -12,7 +12,7 @@ of policies, costs or files.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,7 +39,7 @@ _REQUESTS_AT_ONCE = 16
 
 def acceptance_outcomes(
     model: PreTrainedModel,
-    drafters: Sequence[DrafterSpec],
+    drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]",
     requests: Sequence[Request],
     *,
     config: EngineConfig | None = None,

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sdcontrol.errors import TraceError
 from sdcontrol.outcomes import DEPTH, ArmOutcomes
@@ -28,6 +28,7 @@ TABLE_NAME = "acceptance.parquet"
 
 _SCHEMA_VERSION: Literal[1] = 1
 _KEY = b"sdcontrol.acceptance"
+_OPTED_OUT = b"sdcontrol.opted_out"  # ids without a row, as JSON; tables of before lack it
 _GROUP_REQUESTS = 64
 _MOST_GROUP_ROWS = 1 << 16
 _LISTS: Mapping[str, tuple[pa.DataType, str]] = {
@@ -73,6 +74,7 @@ class AcceptanceTableWriter:
         self._partial = self.path.with_name(self.path.name + ".partial")
         self._rows: list[dict[str, object]] = []
         self._num_requests = 0
+        self._opted_out: list[str] = []
         self._arms = frozenset(header.arms)
         metadata = {_KEY: header.model_dump_json().encode()}
         try:
@@ -86,7 +88,9 @@ class AcceptanceTableWriter:
             raise TraceError(f"{self.path} cannot be written: {error}") from error
 
     def add(self, request_id: str, outcomes: Outcomes) -> None:
-        """One request. Raises `TraceError` for an arm that the header does not name."""
+        """One request; one without outcomes opted out. Raises `TraceError` for an arm that the header does not name."""
+        if not outcomes:
+            self._opted_out.append(request_id)
         for arm, found in outcomes.items():
             if arm not in self._arms:
                 raise TraceError(
@@ -102,6 +106,7 @@ class AcceptanceTableWriter:
     def close(self) -> None:
         """Finish the file and give it its name."""
         self._flush()
+        self._file.add_key_value_metadata({_OPTED_OUT: json.dumps(self._opted_out)})
         self._file.close()
         self._partial.replace(self.path)
 
@@ -139,6 +144,7 @@ class AcceptanceTable:
         except (OSError, pa.ArrowException) as error:
             raise TraceError(f"{self.path} is no acceptance table: {error}") from error
         self.header = self._read_header()
+        self._opted_out = self._read_opted_out()
         self._group_of: dict[str, int] | None = None
         self._cached_group = -1
         self._cached: dict[str, dict[str, ArmOutcomes]] = {}
@@ -155,14 +161,34 @@ class AcceptanceTable:
 
     def of(self, request_id: str) -> Outcomes:
         """The outcomes of one request; none where it has none. Quick in the order of writing."""
-        if self._group_of is None:
-            self._group_of = self._index()
-        group = self._group_of.get(request_id)
+        group = self._groups().get(request_id)
         if group is None:
             return {}
         if group != self._cached_group:
             self._cached, self._cached_group = self._read_group(group), group
         return self._cached[request_id]
+
+    def knows(self, request_id: str) -> bool:
+        """Whether the table is of this request, too, though it may have opted out.
+
+        True of every request where the table is from before those were listed.
+        """
+        opted_out = self._opted_out
+        return opted_out is None or request_id in opted_out or request_id in self._groups()
+
+    def _groups(self) -> Mapping[str, int]:
+        if self._group_of is None:
+            self._group_of = self._index()
+        return self._group_of
+
+    def _read_opted_out(self) -> frozenset[str] | None:
+        text = (self._file.metadata.metadata or {}).get(_OPTED_OUT)
+        if text is None:
+            return None
+        try:
+            return frozenset(TypeAdapter(list[str]).validate_json(text))
+        except ValidationError as error:
+            raise TraceError(f"{self.path}: its header cannot be read: {error}") from error
 
     def _read_header(self) -> TableHeader:
         if self._file.schema_arrow.remove_metadata() != _SCHEMA:

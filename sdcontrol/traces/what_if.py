@@ -115,6 +115,11 @@ def workload_of(trace: Trace) -> Workload:
     records = trace.requests()
     _check_ids(trace, records)
     table, drafts = AcceptanceTable(path), RecordedDrafts(trace)
+    if lost := [r.id for r in records if r.output_tokens and not table.knows(r.id)]:
+        raise CounterfactualError(
+            f"{path} lacks {len(lost)} of {len(records)} recorded requests, {lost[0]!r} first, so it "
+            "cannot be told what they would have accepted; record again, with a table of all requests"
+        )
 
     def make() -> Iterator[SimulatedRequest]:
         for record in records:
