@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sdcontrol import SpeculativeDecoder
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Confidence, Observation, Plan
 from sdcontrol.engine.acceptance_rollouts import acceptance_outcomes
@@ -18,6 +20,7 @@ from sdcontrol.engine.bundled import held_out_prompts, load_bundled, load_bundle
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request
+from sdcontrol.engine.synthetic import SyntheticVerifier
 from sdcontrol.errors import ConfigError, CounterfactualError, SdcontrolError, TraceError
 from sdcontrol.integrations.acceptance import add_acceptance_table
 from sdcontrol.integrations.recording import facts_of_run
@@ -61,8 +64,6 @@ class _Bundled:
     """Short texts of the bundled pair, in float32, and what the engine makes of them."""
 
     def __init__(self) -> None:
-        import torch
-
         self.target = load_bundled("target", dtype=torch.float32)
         self.draft = load_bundled("draft", dtype=torch.float32)
         tokenizer = load_bundled_tokenizer()
@@ -432,6 +433,54 @@ def test_a_table_of_other_requests_than_the_recorded_ones_is_refused(
     twice = _Run(bundled, tmp_path / "twice", ids="aa", keep=False)
     with pytest.raises(TraceError, match="has 2 requests under 1 ids"):
         twice.add(twice.requests[1:])
+
+
+def test_a_decoder_adds_the_table_of_its_run_when_it_is_closed(
+    bundled: _Bundled, tmp_path: Path
+) -> None:
+    """Of streams, some left early, and of `generate`; closing again changes nothing."""
+    folder = tmp_path / "t"
+    decoder = SpeculativeDecoder(
+        bundled.target,
+        drafters=["ngram", bundled.draft],
+        policy="static:draft_model:3",
+        record=folder,
+        keep_token_ids=True,
+        acceptance_table=True,
+    )
+    prompts = [prompt[:60] for prompt in bundled.prompts]
+    options = {"max_new_tokens": 12, "do_sample": False}
+    list(decoder.stream(prompts[:2], speculation=[True, False], **options))
+    bundled.target.generate(torch.tensor([prompts[2]]), custom_generate=decoder, **options)
+    left = decoder.stream(prompts[:1], ids=["left"], **options)
+    next(left)
+    left.close()
+    decoder.close()
+    before = (folder / TABLE_NAME).read_bytes()
+    decoder.close()
+    assert (folder / TABLE_NAME).read_bytes() == before
+    trace = Trace(folder)
+    assert [request.output_tokens for request in trace.requests()][:3] == [12, 12, 12]
+    assert trace.requests()[0].prompt_ids == tuple(prompts[0])
+    accepted = sum(sum(seen.accepted) for seen in trace.observations())
+    result = what_if(trace, "static:draft_model:3", times=TIMES)
+    assert result.num_requests == trace.num_requests == 4
+    assert 0 < accepted <= result.arms["draft_model"].accepted
+
+
+def test_a_table_or_token_ids_without_a_recording_or_of_another_verification_are_refused(
+    bundled: _Bundled, tmp_path: Path
+) -> None:
+    """Before anything is recorded."""
+    with pytest.raises(ConfigError, match="acceptance_table is part of a recording"):
+        SpeculativeDecoder(bundled.target, acceptance_table=True)
+    with pytest.raises(ConfigError, match="keep_token_ids is part of a recording"):
+        SpeculativeDecoder(bundled.target, keep_token_ids=True)
+    for verification in ("rejection", SyntheticVerifier({"ngram": [0.5]})):
+        options = {"record": tmp_path / "t", "acceptance_table": True}
+        with pytest.raises(ConfigError, match="leave verification at coupled"):
+            SpeculativeDecoder(bundled.target, verification=verification, **options)
+    assert not (tmp_path / "t").exists()
 
 
 def test_a_table_needs_a_recording_that_is_closed(bundled: _Bundled, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ of policies, costs or files.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask
-from sdcontrol.engine.drafters.build import DrafterSpec, build_drafters
+from sdcontrol.engine.drafters.build import DrafterSpecs, build_drafters
 from sdcontrol.engine.drafters.draft_model import DraftModelDrafter
 from sdcontrol.engine.drafters.host import ModelDrafter
 from sdcontrol.engine.generation import Decoding
@@ -39,7 +39,7 @@ _REQUESTS_AT_ONCE = 16
 
 def acceptance_outcomes(
     model: PreTrainedModel,
-    drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]",
+    drafters: DrafterSpecs,
     requests: Sequence[Request],
     *,
     config: EngineConfig | None = None,

@@ -3,14 +3,14 @@
 Knows what was decoded and where its trace stands; nothing of how acceptance is computed or written.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from sdcontrol.engine.acceptance_rollouts import acceptance_outcomes
 from sdcontrol.engine.config import EngineConfig
-from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.drafters.build import DrafterSpecs
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import TraceError
 from sdcontrol.integrations.settings import arms_of
@@ -25,7 +25,7 @@ __all__ = ["add_acceptance_table"]
 def add_acceptance_table(
     folder: Path,
     model: PreTrainedModel,
-    drafters: "Sequence[DrafterSpec] | Mapping[str, DrafterSpec]",
+    drafters: DrafterSpecs,
     requests: Sequence[Request],
     *,
     config: EngineConfig | None = None,

@@ -7,15 +7,18 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from transformers import PreTrainedModel
 
 from sdcontrol.core import Planner
 from sdcontrol.engine.backends import device_name
+from sdcontrol.engine.coupled import CoupledVerifier
 from sdcontrol.engine.drafters.build import DrafterSpecs, named_drafters
 from sdcontrol.engine.loop import Engine
+from sdcontrol.engine.request import Request
+from sdcontrol.engine.verify import Verifier, verifier_of
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.shapes import ModelShape, from_config
 from sdcontrol.extras import needed
@@ -26,12 +29,61 @@ from sdcontrol.traces.schema import TraceFacts
 if TYPE_CHECKING:
     from sdcontrol.traces.recorder import Recorder
 
-__all__ = ["facts_of_run", "recorder_of"]
+__all__ = ["RunTable", "check_recording", "facts_of_run", "recorder_of"]
 
 _log = EventLog(__name__)
 
 
-def recorder_of(planner: Planner, path: Path | str | None) -> "Recorder | None":
+def check_recording(
+    record: Path | str | None,
+    verification: str | Verifier,
+    *,
+    keep_token_ids: bool,
+    acceptance_table: bool,
+) -> None:
+    """Raise `ConfigError` for parts of a recording without one, and for a table that no text would bear out."""
+    if record is None and (keep_token_ids or acceptance_table):
+        name = "acceptance_table" if acceptance_table else "keep_token_ids"
+        raise ConfigError(f"{name} is part of a recording; give a new folder as record, too")
+    if acceptance_table and type(verifier_of(verification)) is not CoupledVerifier:
+        raise ConfigError(
+            f"acceptance_table under {verification!r} verification: it is exact where the text does not "
+            "depend on what was drafted; leave verification at coupled"
+        )
+
+
+class RunTable:
+    """The acceptance table of a decoder's run, computed at its end. Keeps every request until then."""
+
+    def __init__(self, engine: Engine, drafters: DrafterSpecs, folder: Path | str) -> None:
+        self._engine, self._drafters, self._folder = engine, drafters, Path(folder)
+        self._requests: list[Request] = []
+
+    @classmethod
+    def of(cls, engine: Engine, drafters: DrafterSpecs, folder: Path | str | None) -> Self | None:
+        """None without a folder."""
+        return None if folder is None else cls(engine, drafters, folder)
+
+    def keep(self, request_id: str) -> str:
+        """Keep a request that has just been submitted; its id again."""
+        request = self._engine.requests.get(request_id)
+        if request is not None:
+            self._requests.append(request)
+        return request_id
+
+    def add(self) -> None:
+        """Compute the table and add it to the trace, which is closed. Raises `TraceError`, `ConfigError`."""
+        from sdcontrol.integrations.acceptance import add_acceptance_table
+
+        engine, requests = self._engine, self._requests
+        add_acceptance_table(
+            self._folder, engine.model, self._drafters, requests, config=engine.config
+        )
+
+
+def recorder_of(
+    planner: Planner, path: Path | str | None, *, keep_token_ids: bool = False
+) -> "Recorder | None":
     """A recorder around `planner`; None without a path. Warns where exact replay will need help.
 
     Raises `ConfigError` where pyarrow is missing, `TraceError` where nothing can be written.
@@ -42,7 +94,8 @@ def recorder_of(planner: Planner, path: Path | str | None) -> "Recorder | None":
         from sdcontrol.traces.facts import controller_in
         from sdcontrol.traces.recorder import Recorder
 
-    recorder, controller = Recorder(planner, path), controller_in(planner)
+    recorder = Recorder(planner, path, keep_token_ids=keep_token_ids)
+    controller = controller_in(planner)
     if controller is None or controller.policy_config is None:
         what = type(planner if controller is None else controller.policy).__name__
         _log.warning(

@@ -37,7 +37,7 @@ from sdcontrol.integrations.generate_call import (
     Speculation,
     Streamer,
 )
-from sdcontrol.integrations.recording import facts_of_run, recorder_of
+from sdcontrol.integrations.recording import RunTable, check_recording, facts_of_run, recorder_of
 from sdcontrol.integrations.settings import (
     PolicyLike,
     arms_of,
@@ -56,7 +56,9 @@ class SpeculativeDecoder:
     `drafters` are `"ngram"`, `"sparse_kv:<tokens>"`, a draft model object (the arm `draft_model`),
     `Drafter` objects: one, a list, or a mapping of arm names to those. `policy` is a name, a mapping with
     `kind`, a policy, or any `Planner`. `record` is a new folder for a trace of the run, finished
-    by `close`. Further keywords are those of `EngineConfig`.
+    by `close`: with `keep_token_ids` it has those of prompts and outputs, with `acceptance_table` what every
+    drafter would have had accepted everywhere, for replays of other policies. `close` computes that, which may
+    take as long as the run, and every request is kept in memory till then. Further keywords are those of `EngineConfig`.
 
     Raises `UnsupportedModel`, `ConfigError`, `TraceError`.
     """
@@ -70,13 +72,18 @@ class SpeculativeDecoder:
         verification: str | Verifier = "coupled",
         tokenizer: PreTrainedTokenizerBase | None = None,
         record: Path | str | None = None,
+        keep_token_ids: bool = False,
+        acceptance_table: bool = False,
         **settings: object,
     ) -> None:
         config = engine_config(settings)
         check_policy_drafter(policy, arms_of(drafters))
+        check_recording(
+            record, verification, keep_token_ids=keep_token_ids, acceptance_table=acceptance_table
+        )
         self.tokenizer = tokenizer
         self.planner = planner_of(policy, config.max_draft_tokens)
-        self._recorder = recorder_of(self.planner, record)
+        self._recorder = recorder_of(self.planner, record, keep_token_ids=keep_token_ids)
         try:
             self.engine = Engine(
                 model,
@@ -92,6 +99,7 @@ class SpeculativeDecoder:
             raise
         if self._recorder is not None:
             self._recorder.describe(facts_of_run(self.engine, drafters))
+        self._table = RunTable.of(self.engine, drafters, record if acceptance_table else None)
         self._feed = Feed(self.engine)
 
     def __call__(
@@ -127,10 +135,10 @@ class SpeculativeDecoder:
         `seeds` and `speculation` (False: opted out; or the drafters allowed) have one entry per row
         of the batch, `num_return_sequences` counted.
         """
-        tokenizer = tokenizer or self.tokenizer
-        return BoundDecoder(
-            self, Extras(streamer, tokenizer, tuple(stop_strings), seeds, speculation)
+        extras = Extras(
+            streamer, tokenizer or self.tokenizer, tuple(stop_strings), seeds, speculation
         )
+        return BoundDecoder(self, extras)
 
     def stream(
         self,
@@ -180,7 +188,12 @@ class SpeculativeDecoder:
         self, consumer: Consumer, prompt: str | Sequence[int], options: Mapping[str, object]
     ) -> str:
         submit: Callable[..., str] = self.engine.submit
-        return consumer.add(lambda: submit(prompt, **options))
+        return self._add(consumer, lambda: submit(prompt, **options))
+
+    def _add(self, consumer: Consumer, submit: Callable[[], str]) -> str:
+        """Submit for a consumer; the request is kept where an acceptance table will want it."""
+        table = self._table
+        return consumer.add(submit if table is None else lambda: table.keep(submit()))
 
     def report(self) -> EngineStats:
         """What was drafted, accepted and spent so far; later steps do not change it.
@@ -198,10 +211,17 @@ class SpeculativeDecoder:
         self.engine.forget()
 
     def close(self) -> None:
-        """Free the cache; the model is as it was found. A recording is finished."""
+        """Free the cache; the model is as it was found. A recording is finished, its acceptance table computed.
+
+        Raises `TraceError` where these cannot be written; the table also where a request did not come through
+        the decoder, but through its engine.
+        """
         self.engine.close()
         if self._recorder is not None:
             self._recorder.close()
+        table, self._table = self._table, None
+        if table is not None:
+            table.add()
 
     def __enter__(self) -> Self:
         return self
@@ -250,8 +270,9 @@ class SpeculativeDecoder:
 
     def _enqueue(self, consumer: Consumer, row: GenerateRow, content: bytes) -> str:
         enqueue, speculation = self.engine.enqueue, row.speculation
-        return consumer.add(
-            lambda: enqueue(row.prompt, row.decoding, speculation=speculation, content=content)
+        return self._add(
+            consumer,
+            lambda: enqueue(row.prompt, row.decoding, speculation=speculation, content=content),
         )
 
 

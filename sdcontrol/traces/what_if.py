@@ -104,8 +104,8 @@ def workload_of(trace: Trace) -> Workload:
     if not path.exists():
         raise CounterfactualError(
             f"{trace.path} has no {TABLE_NAME}, so it cannot answer plans that were never made; "
-            "record it with an acceptance table: sdcontrol record --acceptance-table, or "
-            "add_acceptance_table after a run of your own"
+            "record it with an acceptance table: sdcontrol record --acceptance-table, a decoder's "
+            "acceptance_table=True, or add_acceptance_table after a run of your own engine"
         )
     if trace.header.verification not in ("coupled", "greedy"):
         raise CounterfactualError(
