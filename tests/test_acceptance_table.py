@@ -403,6 +403,31 @@ def test_a_table_lists_who_opted_out_and_goes_with_its_recording(
     assert what_if(trace, "static:ngram:4", times=times).num_steps == times.num_repeated
 
 
+def test_a_greedy_run_under_rejection_has_a_table_of_chains(
+    bundled: _Bundled, tmp_path: Path
+) -> None:
+    """As it drafted: no trees. Its replay takes the recorded steps."""
+    drafters, folder = ["ngram"], tmp_path / "t"
+    recorder = Recorder(Controller("static:ngram:6", clock=None), folder)
+    with (
+        recorder,
+        Engine(
+            bundled.target, drafters=drafters, planner=recorder, verification="rejection"
+        ) as engine,
+    ):
+        recorder.describe(facts_of_run(engine, drafters))
+        for number, prompt in enumerate(bundled.prompts):
+            engine.submit(prompt, request_id=f"r{number}", max_new_tokens=NEW_TOKENS)
+        requests = list(engine.run().values())
+    add_acceptance_table(folder, bundled.target, drafters, requests)
+    table = dict(AcceptanceTable(folder / TABLE_NAME))
+    assert all(outcomes["ngram"].path is None for outcomes in table.values())
+    trace = Trace(folder)
+    times = RecordedTimes(trace.steps(), trace.token_edges)
+    assert what_if(trace, "static:ngram:6", times=times).num_steps == trace.num_steps
+    assert times.num_repeated == trace.num_steps
+
+
 def test_a_table_of_fewer_drafters_answers_for_those(bundled: _Bundled, tmp_path: Path) -> None:
     """A drafter that it lacks is said to be lacking, not taken to have nothing accepted."""
     run = _Run(bundled, tmp_path / "t")

@@ -87,3 +87,26 @@ def test_a_request_that_the_table_lacks_is_not_taken_to_have_opted_out(tmp_path:
     trace = _record(tmp_path / "fewer", "abc", answered=answered)
     with pytest.raises(CounterfactualError, match="lacks 1 of 3 recorded requests, 'c' first"):
         what_if(trace, "off", times=TIMES)
+
+
+@pytest.mark.parametrize(
+    ("verification", "temperature", "is_refused"),
+    [
+        ("coupled", 0.8, False),
+        ("rejection", 0.0, False),
+        ("rejection", 0.8, True),
+        ("synthetic", 0.0, True),
+        ("", 0.0, True),
+    ],
+)
+def test_a_recording_whose_text_hangs_on_its_drafts_cannot_say_what_if(
+    tmp_path: Path, verification: str, temperature: float, is_refused: bool
+) -> None:
+    """Rejection is such only where a request is sampled."""
+    facts = TraceFacts(verification=verification, drafters=("ngram",))
+    trace = _record(tmp_path / "t", ["a"], facts=facts, temperature=temperature)
+    if not is_refused:
+        assert what_if(trace, "static:ngram:2", times=TIMES).num_requests == 1
+        return
+    with pytest.raises(CounterfactualError, match=f"under '{verification}' verification"):
+        what_if(trace, "off", times=TIMES)

@@ -44,16 +44,18 @@ def acceptance_outcomes(
     *,
     config: EngineConfig | None = None,
     depth: int = DEPTH,
+    allow_trees: bool = True,
 ) -> Iterator[tuple[str, dict[str, ArmOutcomes]]]:
     """For each finished request, in order: its outcomes by drafter arm; a few at a time.
 
     `requests` are what `Engine.run` returned under coupled verification, `drafters` what that
-    engine was given. Raises `ConfigError` for a depth that no path holds, a drafter or an id twice.
+    engine was given; without `allow_trees` drafts are chains, as under rejection, whose greedy
+    requests have the same text. Raises `ConfigError` for a depth that no path holds, a drafter or an id twice.
     """
     if not 1 <= depth <= _CHAIN:
         raise ConfigError(f"an acceptance table of depth {depth}; give 1 to {_CHAIN}")
     _check_ids(requests)
-    built = build_drafters(drafters, allow_trees=True)
+    built = build_drafters(drafters, allow_trees=allow_trees)
     config = config or EngineConfig()
     for start in range(0, len(requests), _REQUESTS_AT_ONCE):
         group = list(requests[start : start + _REQUESTS_AT_ONCE])

@@ -55,7 +55,7 @@ class EngineStats:
     steps: int = 0
     decoded_requests: int = 0  # requests times steps
     launched_ahead: int = 0  # steps, before the tokens of the one before were known
-    emitted: int = 0  # tokens of decoding steps; a prompt's first token is not among them
+    emitted: int = 0  # tokens of decoding steps; not what the step that ends a prompt gives
     prefill_tokens: int = 0
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
     lengths: dict[tuple[str, int], int] = field(default_factory=dict)  # (arm, length): times chosen

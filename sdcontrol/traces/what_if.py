@@ -36,6 +36,8 @@ __all__ = ["PolicyLike", "settings_of", "simulate", "what_if", "workload_of"]
 PolicyLike = Policy | PolicyConfig | Planner | str | Mapping[str, object]
 """What `policies.build` takes, "oracle", or a planner."""
 
+_EXACT = ("coupled", "greedy")  # verification, whatever the requests
+
 
 def simulate(
     workload: Workload,
@@ -107,12 +109,8 @@ def workload_of(trace: Trace) -> Workload:
             "record it with an acceptance table: sdcontrol record --acceptance-table, a decoder's "
             "acceptance_table=True, or add_acceptance_table after a run of your own engine"
         )
-    if trace.header.verification not in ("coupled", "greedy"):
-        raise CounterfactualError(
-            f"{trace.path} was recorded under {trace.header.verification!r} verification, whose "
-            "text depends on what was drafted; record it under coupled verification"
-        )
     records = trace.requests()
+    _check_text(trace, records)
     _check_ids(trace, records)
     table, drafts = AcceptanceTable(path), RecordedDrafts(trace)
     if lost := [r.id for r in records if r.output_tokens and not table.knows(r.id)]:
@@ -127,6 +125,18 @@ def workload_of(trace: Trace) -> Workload:
                 yield _simulated(record, table, drafts)
 
     return Workload(trace.path.name, table.header.arms, make, {"trace": trace.header.trace_id})
+
+
+def _check_text(trace: Trace, records: Sequence[RequestRecord]) -> None:
+    """Another policy must have led to the same text: greedy requests keep theirs under rejection, too."""
+    verification = trace.header.verification
+    is_sampled = any(record.temperature > 0.0 for record in records)
+    if verification in _EXACT or (verification == "rejection" and not is_sampled):
+        return
+    raise CounterfactualError(
+        f"{trace.path} has requests that were decoded under {verification!r} verification, where text "
+        "or acceptance depends on what was drafted; record it under coupled verification"
+    )
 
 
 def _check_ids(trace: Trace, records: Sequence[RequestRecord]) -> None:
