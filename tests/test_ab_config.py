@@ -117,6 +117,22 @@ def test_a_matrix_gives_a_run_per_combination(tmp_path: Path) -> None:
     assert [run.seed for run in found] == [7, 8, 7, 8]
 
 
+def test_runs_of_a_matrix_have_names_of_their_own(tmp_path: Path) -> None:
+    text = VALID.replace("demo", "d" * 60) + "matrix: {MATRIX}\n"
+    alike = "title: [a b, a/b, A b], seed: [1, 2]"
+    long = f"model: [{'m' * 24}], draft_model: [{'m' * 24}], seed: [1, 2], blocks: [3, 4]"
+    for matrix, number in ((alike, 6), (long, 4)):
+        names = [run.name for run in load(tmp_path, text.replace("MATRIX", matrix))]
+        assert len({name.casefold() for name in names}) == len(names) == number
+        assert max(map(len, names)) <= 120
+
+
+def test_a_value_that_comes_twice_in_a_matrix_is_found_in_its_line(tmp_path: Path) -> None:
+    message = complaint(tmp_path, VALID + "matrix:\n  blocks:\n    - 2\n    - 2\n")
+    assert ":19:" in message
+    assert "matrix.blocks: 2 comes twice" in message
+
+
 def test_a_bad_value_in_a_matrix_is_found_in_its_line(tmp_path: Path) -> None:
     message = complaint(tmp_path, VALID + "matrix:\n  blocks:\n    - 3\n    - -3\n")
     assert ":19:" in message

@@ -6,6 +6,7 @@ error reads "file:line:column: key: what is wrong; what to do".
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -23,6 +24,7 @@ from sdcontrol.experiments.workload_settings import nearest
 __all__ = ["experiment_of", "json_schema", "load_experiments"]
 
 _MOST_RUNS = 1000
+_LONGEST_NAME = 120
 
 
 def load_experiments(path: FilePath, overrides: Sequence[str] = ()) -> list[Experiment]:
@@ -79,23 +81,49 @@ def _keys(dotted: str) -> Path:
 
 def _cells(document: Document, whole: Experiment) -> Iterator[Document]:
     """The document once per combination of the matrix's values; the last key varies fastest."""
-    values = [tuple(enumerate(choices)) for choices in whole.matrix.values()]
-    number = 1
-    for choices in values:
-        number *= len(choices)
     place = document.place(("matrix",))
+    number = math.prod(len(choices) for choices in whole.matrix.values())
     if not 1 <= number <= _MOST_RUNS:
         raise ConfigError(f"{place}: matrix: {number} runs; give 1 to {_MOST_RUNS} combinations")
+    for dotted, choices in whole.matrix.items():
+        _check_choices(document, dotted, choices)
+    values = [tuple(enumerate(choices)) for choices in whole.matrix.values()]
     bare = document.with_value(("matrix",), {}, place=place)
-    for combination in itertools.product(*values):
+    taken: set[str] = set()
+    for run, combination in enumerate(itertools.product(*values), start=1):
         cell, parts = bare, [whole.name]
         for dotted, (index, value) in zip(whole.matrix, combination, strict=True):
             at = document.place(("matrix", dotted, index))
-            if not all(dotted.split(".")) or dotted.split(".")[0] in ("matrix", "name"):
-                raise ConfigError(f"{at}: matrix: no key {dotted!r}; write one such as blocks")
             cell = cell.with_value(_keys(dotted), value, place=at)
             parts.append(f"{dotted.rpartition('.')[2]}={_word(value, index)}")
-        yield cell.with_value(("name",), "-".join(parts)[:120], place=place)
+        name = _free_name("-".join(parts), run, taken)
+        yield cell.with_value(("name",), name, place=place)
+
+
+def _check_choices(document: Document, dotted: str, choices: Sequence[object]) -> None:
+    """Raise `ConfigError` for what is no key of a setting, and for a value that comes twice."""
+    first = document.place(("matrix", dotted, 0))
+    if not all(dotted.split(".")) or dotted.split(".")[0] in ("matrix", "name"):
+        raise ConfigError(f"{first}: matrix: no key {dotted!r}; write one such as blocks")
+    seen: set[str] = set()
+    for index, value in enumerate(choices):
+        text = json.dumps(value, sort_keys=True)
+        if text in seen:
+            at = document.place(("matrix", dotted, index))
+            raise ConfigError(f"{at}: matrix.{dotted}: {_shown(value)} comes twice; remove one")
+        seen.add(text)
+
+
+def _free_name(name: str, run: int, taken: set[str]) -> str:
+    """A folder's name that no run has yet, in a file system that knows no case either.
+
+    One that is too long, or taken, is cut and gets the number of its run.
+    """
+    while len(name) > _LONGEST_NAME or name.casefold() in taken:
+        name = f"{name[: _LONGEST_NAME - 10]}-{run}"
+        run += _MOST_RUNS
+    taken.add(name.casefold())
+    return name
 
 
 def _word(value: object, index: int) -> str:
