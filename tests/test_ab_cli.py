@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from sdcontrol.cli import ab_devices, main
+from sdcontrol.cli import ab, ab_devices, main
+from sdcontrol.cli.ab_table import tables
 from sdcontrol.experiments.live import LiveRunner
 from sdcontrol.experiments.results import Results
+from tests.report_support import make_results
 
 CONFIG = """\
 name: small
@@ -58,6 +61,27 @@ def test_a_comparison_runs_live_and_says_the_same_everywhere(
     assert "--resume" in capsys.readouterr().err
     assert main(["ab", str(config), *output, "--resume"]) == 0
     assert "all 2 planned blocks were run" in capsys.readouterr().out
+
+
+def test_a_title_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "[bold]goodput [/dim] vs [off]"
+    console = Console(width=200)
+    for table in tables(make_results(title=title)):
+        console.print(table)
+    assert title in capsys.readouterr().out
+
+
+def test_results_are_written_before_they_are_shown(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(results: Results, folder: Path) -> None:
+        raise RuntimeError("no terminal is like that")
+
+    monkeypatch.setattr(ab, "_show", broken)
+    monkeypatch.setattr(ab, "_run_one", lambda options, experiment: make_results())
+    arguments = ["--output", str(tmp_path / "runs"), "--json", str(tmp_path / "out.json")]
+    assert main(["ab", str(config), *arguments]) == 1
+    assert json.loads((tmp_path / "out.json").read_text("utf-8"))["name"] == "demo"
 
 
 def test_live_runs_of_a_matrix_go_to_a_device_each(
@@ -131,6 +155,7 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["CONFIG", "--resume", "--overwrite"], "one of them"),
         (["CONFIG", "--workers", "0"], "at least 1"),
         (["CONFIG", "--json", "/no/such/folder/x.json"], "cannot be written"),
+        (["CONFIG", "--json", "/"], "it is a folder"),
         (["CONFIG", "--workers", "2"], "backend: trace"),
         (["CONFIG", "--set", "draft_model=none"], "set draft_model"),
         (["CONFIG", "--set", "model=/no/such/folder"], "no model folder"),

@@ -5,7 +5,6 @@ Knows the options, where models come from, and the order of things; the comparis
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdcontrol.cli.command import Commands, add_command
+from sdcontrol.cli.files import check_writable, write_json
 from sdcontrol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,9 +66,13 @@ def run(options: argparse.Namespace) -> int:
         return 0
     _check(options)
     experiments = load_experiments(Path(options.config), options.set)
-    results = _run_all(options, experiments)
-    if options.json is not None:
-        _write_json(Path(options.json), results)
+    results: list[Results] = []
+    for found in _run_all(options, experiments):
+        results.append(found)
+        if options.json is not None:
+            records = [each.model_dump(mode="json") for each in results]
+            write_json(options.json, records if len(experiments) > 1 else records[0])
+        _show(found, Path(options.output) / found.name)
     if any(not result.is_complete for result in results):
         raise KeyboardInterrupt
     return 1 if any(arm.failed for result in results for arm in result.arms) else 0
@@ -79,13 +83,15 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("no CONFIG.yaml; give one, or --schema to see what goes in it")
     if options.resume and options.overwrite:
         raise ConfigError("--resume goes on and --overwrite begins anew; give one of them")
-    if options.json is not None and not Path(options.json).parent.is_dir():
-        raise ConfigError(f"--json {options.json} cannot be written: it would be in no folder")
+    check_writable(options.json)
     if options.workers < 1:
         raise ConfigError(f"--workers is {options.workers}; give at least 1")
 
 
-def _run_all(options: argparse.Namespace, experiments: "Sequence[Experiment]") -> "list[Results]":
+def _run_all(
+    options: argparse.Namespace, experiments: "Sequence[Experiment]"
+) -> "Iterator[Results]":
+    """The results of each run as they come; one that was interrupted is the last."""
     from sdcontrol.cli import ab_devices
     from sdcontrol.experiments.sweep import run_apart
 
@@ -94,19 +100,16 @@ def _run_all(options: argparse.Namespace, experiments: "Sequence[Experiment]") -
         output, workers = Path(options.output), options.workers
         devices = ab_devices.gpus()[:workers] if workers > 1 and not options.ray else []
         if len(devices) > 1 and all(one.backend == "live" for one in experiments):
-            found = ab_devices.run_on_devices(experiments, output, devices, **again)
+            yield from ab_devices.run_on_devices(experiments, output, devices, **again)
         else:
             on_ray = options.ray
-            found = run_apart(experiments, output, workers=workers, on_ray=on_ray, **again)
-        for results in found:
-            _show(results, Path(options.output) / results.name)
-        return found
-    found = []
+            yield from run_apart(experiments, output, workers=workers, on_ray=on_ray, **again)
+        return
     for experiment in experiments:
-        found.append(_run_one(options, experiment))
-        if not found[-1].is_complete:
-            break
-    return found
+        results = _run_one(options, experiment)
+        yield results
+        if not results.is_complete:
+            return
 
 
 def _run_one(options: argparse.Namespace, experiment: "Experiment") -> "Results":
@@ -118,11 +121,9 @@ def _run_one(options: argparse.Namespace, experiment: "Experiment") -> "Results"
     runner = runner_of(experiment)
     try:
         with _watching(experiment.name) as watcher:
-            results = run_experiment(experiment, runner, folder, watcher)
+            return run_experiment(experiment, runner, folder, watcher)
     finally:
         runner.close()
-    _show(results, path)
-    return results
 
 
 def runner_of(experiment: "Experiment") -> "Runner":
@@ -180,16 +181,6 @@ def _show(results: "Results", folder: Path) -> None:
         console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Stopped: {results.stopping.reason}.", highlight=False, markup=False)
     console.print(f"Report: {report}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _write_json(path: Path, results: "Sequence[Results]") -> None:
-    """One object; for a matrix, a list of them."""
-    records = [result.model_dump(mode="json") for result in results]
-    text = json.dumps(records[0] if len(records) == 1 else records, indent=1)
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Knows `Results`; measures and decides nothing.
 
 from collections.abc import Iterator
 
+from rich.markup import escape
 from rich.table import Table
 
 from sdcontrol.experiments.metrics import METRICS
@@ -25,10 +26,11 @@ def tables(results: Results) -> Iterator[Table]:
 def _metrics(results: Results) -> Table:
     measured = "simulated" if results.is_simulated else "live"
     title = f"{results.title}: means over {results.stopping.num_blocks} blocks, 95 % ({measured})"
-    table = Table(title=title)
+    table = Table(title=escape(title))
     table.add_column("metric", no_wrap=True)
     for arm in results.arms:
-        table.add_column(f"{arm.name} (failed)" if arm.failed else arm.name, justify="right")
+        name = f"{arm.name} (failed)" if arm.failed else arm.name
+        table.add_column(escape(name), justify="right")
     for name in METRICS:
         cells = [arm.metrics.get(name) for arm in results.arms]
         if any(cells):
@@ -57,7 +59,7 @@ def _comparisons(results: Results) -> Table:
     for found in results.comparisons:
         ratio = found.ratio
         table.add_row(
-            f"{found.arm} / {found.baseline}",
+            escape(f"{found.arm} / {found.baseline}"),
             found.metric,
             f"{ratio.value:.3f}x",
             f"{ratio.low:.3f} to {ratio.high:.3f}",
@@ -71,7 +73,8 @@ def _comparisons(results: Results) -> Table:
 def _drift(results: Results) -> Table:
     drift = results.drift
     assert drift is not None
-    table = Table(title=f"A/A: {results.baseline} twice in {len(drift.per_block)} blocks")
+    title = f"A/A: {results.baseline} twice in {len(drift.per_block)} blocks"
+    table = Table(title=escape(title))
     for column in ("second over first", "interval", "noise of one block", "could show"):
         table.add_column(column, justify="right")
     shown = "-" if drift.smallest_ratio is None else f"{drift.smallest_ratio:.3f}x"
