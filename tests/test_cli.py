@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 import sdcontrol
 from sdcontrol.cli import _parser, main
+from sdcontrol.cli.files import check_writable
 from sdcontrol.cli.progress import progress
 from sdcontrol.cli.prompts import Prompt, read_prompts
 from sdcontrol.cli.results import InOrder, JsonLinesWriter, TextWriter
@@ -225,6 +226,14 @@ def lines_of(text: str) -> list[str]:
         (["generate", "a", "--file", "latin.txt"], "latin.txt is no UTF-8 text"),
         (["generate", "a", "--output", "gone/text"], "gone/text cannot be written"),
         (["generate", "a", "--json", "."], ". cannot be written"),
+        (["generate", "a", "--json", "-"], "give ./- for one of that name"),
+        (["generate", "a", "--output", "x", "--json", "./x"], "./x cannot be written: it would"),
+        (["generate", "--file", "good.txt", "--output", "good.txt"], "would replace what is read"),
+        (["record", "--file", "good.txt", "--json", "good.txt", "--output", "t"], "would replace"),
+        (["record", "a", "--json", "t", "--output", "t"], "t cannot be written: it would replace"),
+        (["advise", "--hardware", "good.txt", "--json", "good.txt"], "would replace what is read"),
+        (["ab", "ab.yaml", "--json", "ab.yaml"], "ab.yaml cannot be written: it would replace"),
+        (["ab", "ab.yaml", "--json", "good.txt"], "good.txt cannot be written: it would replace"),
         (["generate", "a", "--top-k", "3", "--temperature", "0"], "--temperature above 0"),
         (["generate", "a", "--temperature", "-1"], "--temperature is -1.0"),
         (["generate", "a", "--max-new-tokens", "0"], "--max-new-tokens is 0"),
@@ -243,6 +252,10 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
     message: str,
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    (tmp_path / "good.txt").write_text("a")
+    (tmp_path / "ab.yaml").write_text(
+        "{name: x, arms: [{name: a, policy: off}], workload: {files: [good.txt]}}"
+    )
     (tmp_path / "keys.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "twice.jsonl").write_text('{"prompt": "a", "id": "x"}\n' * 2)
     (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1"))
@@ -253,6 +266,10 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
     assert err.startswith("sdcontrol: error: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_what_is_no_plain_file_takes_several_outputs() -> None:
+    check_writable(os.devnull, os.devnull, None, inputs=[os.devnull])
 
 
 @pytest.mark.parametrize(

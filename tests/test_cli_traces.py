@@ -170,6 +170,8 @@ def test_an_exact_replay_says_where_decisions_differ(command: Command, tmp_path:
         (["replay", "bundled:mixed", "--hardware", "h1000"], "did you mean"),
         (["replay", "bundled:mixed", "--exact", "--policy", "off"], "--exact"),
         (["replay", "bundled:mixed", "--json", "/nowhere/x.json"], "cannot be written"),
+        (["replay", "bundled:mixed", "--json", "OUT/x", "--html", "OUT/x"], "another output"),
+        (["train", "bundled:mixed", "-o", "OUT/p.skops", "--json", "OUT/p.skops"], "another"),
         (["replay", "bundled:mixed", "--arrivals", "/nowhere"], "does not exist"),
         (["replay", "bundled:mixed", "--ray", "127.0.0.1:1"], "no cluster answers"),
         (["inspect", "bundled:mixed", "--request", "nobody"], "no request 'nobody'"),

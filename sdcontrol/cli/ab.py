@@ -66,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     _check(options)
     experiments = load_experiments(Path(options.config), options.set)
+    read = [name for each in experiments for name in (each.profile, *each.workload.files)]
+    check_writable(options.json, inputs=[options.config, *read])
     results: list[Results] = []
     for found in _run_all(options, experiments):
         results.append(found)
@@ -83,7 +85,6 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("no CONFIG.yaml; give one, or --schema to see what goes in it")
     if options.resume and options.overwrite:
         raise ConfigError("--resume goes on and --overwrite begins anew; give one of them")
-    check_writable(options.json)
     if options.workers < 1:
         raise ConfigError(f"--workers is {options.workers}; give at least 1")
 

@@ -19,6 +19,7 @@ from sdcontrol.cli.advice_inputs import (
 )
 from sdcontrol.cli.advice_report import Report, report_lines, report_record
 from sdcontrol.cli.command import Commands, Parser, add_command
+from sdcontrol.cli.files import check_writable
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.advice import DrafterSpec, Situation, advise
 from sdcontrol.estimators.calibration import PlainStep, fit
@@ -91,6 +92,8 @@ def _add_drafters(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Advise, on standard output and where asked as JSON."""
     _check(options)
+    read = [options.hardware, options.model, options.draft_model, options.fit]
+    check_writable(options.json, inputs=read)
     report = _report(options)
     print(*report_lines(report), sep="\n")
     if options.json is not None:

@@ -4,6 +4,7 @@ Knows paths; nothing of what is in the files.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from sdcontrol.errors import ConfigError
@@ -12,6 +13,7 @@ from sdcontrol.extras import check_installed
 __all__ = ["check_writable", "find_trace", "write_json", "write_text"]
 
 _BUNDLED = "bundled:"
+_STANDARD = "-"  # elsewhere standard input or output
 
 
 def find_trace(given: str) -> Path:
@@ -27,10 +29,29 @@ def find_trace(given: str) -> Path:
     return Path(given)
 
 
-def check_writable(path: str | None) -> None:
-    """Raise `ConfigError` where no file can be written there; a missing path is none."""
-    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
-        raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
+def check_writable(*paths: str | None, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Raise `ConfigError` where no file can be written at one of `paths`, or two files are one.
+
+    `inputs` are what is read, paths among them, which no output may replace. A missing path is none;
+    what is there and no plain file, such as a terminal, may stand there several times.
+    """
+    taken = {Path(given).resolve() for given in inputs if given is not None}
+    for path in paths:
+        if path is None:
+            continue
+        if path == _STANDARD:
+            raise ConfigError(
+                "- is no path of a file; give ./- for one of that name, or /dev/stdout"
+            )
+        if not Path(path).parent.is_dir() or Path(path).is_dir():
+            raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
+        place = Path(path).resolve()
+        if place in taken and (place.is_file() or not place.exists()):
+            raise ConfigError(
+                f"{path} cannot be written: it would replace what is read, or another output; give "
+                "another path"
+            )
+        taken.add(place)
 
 
 def write_json(path: str, record: object) -> None:

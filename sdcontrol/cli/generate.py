@@ -51,8 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Decode all prompts; 1 where some were refused."""
     sampling = sampling_of(options)
     prompts = read_prompts(options.prompts, options.file, sys.stdin)
-    for path in (options.output, options.json):
-        check_writable(path)
+    check_writable(options.output, options.json, inputs=options.file)
     check_policy(options)
     with _decoder(options) as decoder, _opened(options.output) as file:
         ordered = InOrder(prompts, _writer(options, file, len(prompts)))

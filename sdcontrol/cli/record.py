@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     """Record, and say what was recorded; 1 where prompts were refused."""
     sampling = sampling_of(options)
     prompts = read_prompts(options.prompts, options.file, sys.stdin)
-    check_writable(options.json)
+    check_writable(options.json, inputs=[options.output, *options.file])
     if options.acceptance_table and options.verification == "rejection":
         raise ConfigError(
             "--acceptance-table needs --verification coupled: under rejection the text itself "

@@ -99,8 +99,9 @@ def _add_running(parser: Parser) -> None:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise `ConfigError` for what cannot be, before anything is read."""
-    for path in (options.json, options.html):
-        check_writable(path)
+    read = [*options.traces, options.arrivals, options.tokenizer, options.hardware, options.model]
+    learned = [name.removeprefix("learned:") for name in options.policy or ()]
+    check_writable(options.json, options.html, inputs=[*read, options.draft_model, *learned])
     for name in ("requests", "seeds", "workers", "tensor_parallel", *_SETTINGS):
         _check(options, name, "at least 1", lambda value: value >= 1)
     for name in ("load", "slo_ttft", "slo_tpot"):

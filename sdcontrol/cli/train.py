@@ -41,8 +41,7 @@ def add_train(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Learn from all traces together, report, save."""
-    for path in (options.json, options.output):
-        check_writable(path)
+    check_writable(options.json, options.output)
     if Path(options.output).suffix != ".skops":
         raise ConfigError(f"--output {options.output}: a learned policy is a .skops file")
     for package in ("sklearn", "skops"):
