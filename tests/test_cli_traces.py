@@ -169,6 +169,16 @@ def test_an_exact_replay_says_where_decisions_differ(command: Command, tmp_path:
         (["replay", "bundled:mixed", "--hardware", "h100-sxm"], "--model"),
         (["replay", "bundled:mixed", "--hardware", "h1000"], "did you mean"),
         (["replay", "bundled:mixed", "--exact", "--policy", "off"], "--exact"),
+        (
+            ["replay", "bundled:off", "--exact", "--load", "2", "--seeds", "3", "--workers", "1"],
+            "leave out --load, --seeds, --workers",
+        ),
+        (["replay", "bundled:off", "--exact", "--slo-tpot", "1", "--format", "trace"], "--format"),
+        (["replay", "bundled:mixed", "--tensor-parallel", "1"], "without --hardware; give that"),
+        (
+            ["replay", "bundled:mixed", "--hardware", "h100", "--draft-model", "llama-3.2-1b"],
+            "--draft-model: of no use without --model",
+        ),
         (["replay", "bundled:mixed", "--json", "/nowhere/x.json"], "cannot be written"),
         (["replay", "bundled:mixed", "--json", "OUT/x", "--html", "OUT/x"], "another output"),
         (["train", "bundled:mixed", "-o", "OUT/p.skops", "--json", "OUT/p.skops"], "another"),

@@ -77,7 +77,7 @@ def _add_machine(parser: Parser) -> None:
     add("--hardware", metavar="NAME|PATH", help="a GPU's name, or a file of sdcontrol profile")
     add("--model", metavar="NAME|PATH", help="common model, config.json or its folder, bundled")
     add("--draft-model", metavar="NAME|PATH", help="likewise; prices the arm draft_model")
-    add("--tensor-parallel", type=int, default=1, metavar="N", help="devices (default 1)")
+    add("--tensor-parallel", type=int, metavar="N", help="devices of --model (default 1)")
     add("--noise", type=float, default=0.0, metavar="X", help="step times vary by this share")
     add("--batch-size", type=int, metavar="N", help="requests decoded together")
     add("--prefill-tokens", type=int, metavar="N", help="prompt tokens in a step")
@@ -107,10 +107,30 @@ def check_options(options: argparse.Namespace) -> None:
     for name in ("load", "slo_ttft", "slo_tpot"):
         _check(options, name, "a number above 0", lambda value: 0.0 < value < float("inf"))
     _check(options, "noise", "a share from 0 to 1", lambda value: 0.0 <= value <= 1.0)
-    if options.hardware is None and (options.model or options.draft_model):
-        raise ConfigError("--model and --draft-model price a machine; give --hardware too")
-    if options.exact and (options.policy or options.hardware or options.html):
-        raise ConfigError("--exact replays what was recorded; leave --policy, --hardware, --html")
+    if options.exact:
+        _check_exact(options)
+    _check_machine(options)
+
+
+def _check_exact(options: argparse.Namespace) -> None:
+    """Nothing is simulated, so whatever is said of a simulation is refused."""
+    plain = Parser(add_help=False)
+    for add in (_add_what, _add_machine, _add_running):
+        add(plain)
+    defaults = vars(plain.parse_args([])).items()
+    said = [_option(name) for name, default in defaults if getattr(options, name) != default]
+    if said:
+        raise ConfigError(f"--exact replays what was recorded; leave out {', '.join(said)}")
+
+
+def _check_machine(options: argparse.Namespace) -> None:
+    """A model and what depends on it price a machine."""
+    names = ("model", "draft_model", "tensor_parallel")
+    said = [name for name in names if getattr(options, name) is not None]
+    for needed in ("hardware", "model"):
+        if said and needed not in said and getattr(options, needed) is None:
+            shown = " and ".join(map(_option, said))
+            raise ConfigError(f"{shown}: of no use without {_option(needed)}; give that too")
 
 
 def _check(
@@ -118,7 +138,11 @@ def _check(
 ) -> None:
     value = getattr(options, name)
     if value is not None and not holds(value):
-        raise ConfigError(f"--{name.replace('_', '-')} is {value}; give {limit}")
+        raise ConfigError(f"{_option(name)} is {value}; give {limit}")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def policies_of(options: argparse.Namespace) -> list[str]:
@@ -191,12 +215,13 @@ def _machine(options: argparse.Namespace) -> "Machine | None":
         if profile is None:
             raise ConfigError("--hardware needs --model: a common model's name or a config.json")
         return Machine(hardware.name, profile=Path(options.hardware).resolve())
-    target = Forward(find_shape(options.model, "target"), hardware, options.tensor_parallel)
+    devices = options.tensor_parallel or 1
+    target = Forward(find_shape(options.model, "target"), hardware, devices)
     target = _calibrated(target, profile)
     draft = None
     if options.draft_model is not None:
         shape = find_shape(options.draft_model, "draft")
-        devices = min(options.tensor_parallel, shape.num_kv_heads)
+        devices = min(devices, shape.num_kv_heads)
         draft = _calibrated(Forward(shape, hardware, devices, target.calibration), profile)
     name = f"{target.shape.name} on {hardware.name}"
     return Machine(name, target=target, draft=draft)
