@@ -99,6 +99,18 @@ def test_names_are_escaped_in_the_page(command: Command, generated: Path, tmp_pa
     assert "&lt;script&gt;x&lt;/[bold]&amp;amp;.yaml" in page
 
 
+def test_requests_that_never_run_are_no_success(command: Command, generated: Path) -> None:
+    replay = ["replay", generated, *H100, *HERE, "--policy", "off", "--kv-tokens"]
+    code, out, err = command(*replay, 64)
+    assert (code, err) == (1, "")
+    assert "requests could never run" in out
+    code, out, err = command(*replay, 10)
+    assert (code, out) == (2, "")
+    assert is_one_line(err)
+    assert "none of the requests could ever run" in err
+    assert "kv_tokens" in err
+
+
 def test_limits_decide_what_is_best(command: Command, generated: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     limits = ["--slo-tpot", "0.005", "--slo-ttft", "1", "--requests", "8"]

@@ -21,6 +21,7 @@ from sdcontrol.cli.replay_options import (
     policies_of,
     pool_of,
 )
+from sdcontrol.errors import ConfigError
 
 if TYPE_CHECKING:
     from sdcontrol.experiments.replay_runs import ReplayJob
@@ -40,7 +41,7 @@ def add_replay(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replay; 1 where an exact replay finds a difference."""
+    """Replay; 1 where an exact replay finds a difference, or requests could never run."""
     check_options(options)
     return _replay_exactly(options) if options.exact else _what_if(options)
 
@@ -93,13 +94,15 @@ def _what_if(options: argparse.Namespace) -> int:
             pool_of(options),
             lambda result: shown.advance(result.output_tokens, has_ended=True),
         )
+    if not any(result.num_requests for result in results) and results[0].refusals:
+        raise ConfigError(f"none of the requests could ever run: {results[0].refusals[0]}")
     names = {str(job.source.path): given for job, given in zip(base, options.traces, strict=True)}
     comparison = compare(jobs, results, names)
     notes = tuple(_notes(jobs, results))
     found = _Found(jobs, results, names, comparison, _times_words(base[0]), notes)
     _print(found)
     _write(options, found)
-    return 0
+    return 1 if any(result.num_refused for result in results) else 0
 
 
 def _open(jobs: "Sequence[ReplayJob]") -> None:
