@@ -86,6 +86,19 @@ def test_the_package_runs_as_a_program(run: Run) -> None:
     assert "generate" in run([sys.executable, "-m", "sdcontrol", "--help"], ROOT)
 
 
+def test_an_interrupt_while_the_commands_are_loaded_ends_with_130(run: Run) -> None:
+    program = (
+        "import builtins, sdcontrol.__main__\n"
+        "load = builtins.__import__\n"
+        "def interrupted(name, *more):\n"
+        "    if name == 'sdcontrol.cli.replay': raise KeyboardInterrupt\n"
+        "    return load(name, *more)\n"
+        "builtins.__import__ = interrupted\n"
+        "print(sdcontrol.__main__.main())"
+    )
+    assert run([sys.executable, "-c", program], ROOT) == "sdcontrol: interrupted\n130\n"
+
+
 def test_every_option_of_every_command_says_what_it_does() -> None:
     (commands,) = _parser()._subparsers._group_actions  # type: ignore[union-attr]
     silent = [

@@ -254,7 +254,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(run: Run, tmp_path: Path) 
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (entry_points,) = (name for name in names if name.endswith("/entry_points.txt"))
-        assert "sdcontrol = sdcontrol.cli:main" in archive.read(entry_points).decode()
+        assert "sdcontrol = sdcontrol.__main__:main" in archive.read(entry_points).decode()
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"sdcontrol", f"sdcontrol-{sdcontrol.__version__}.dist-info"}
     shipped = {".py", ".typed", ".json", ".md", ".safetensors", ".parquet", ".skops"}
