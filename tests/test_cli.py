@@ -234,6 +234,9 @@ def lines_of(text: str) -> list[str]:
         (["generate", "a", "--policy", "static:ngram"], "static:DRAFTER:TOKENS"),
         (["generate", "a", "--file", "gone.txt"], "gone.txt cannot be read: No such file"),
         (["generate", "a", "--file", "bad.jsonl"], "bad.jsonl:2: no JSON"),
+        (["generate", "a", "--file", "digits.jsonl"], "digits.jsonl:1: no JSON: Exceeds"),
+        (["generate", "a", "--file", "deep.jsonl"], "deep.jsonl:1: no JSON: "),
+        (["generate", "-", "-"], "- stands there twice"),
         (["generate", "a", "--file", "keys.jsonl"], "keys.jsonl:1: no prompt"),
         (["generate", "a", "--file", "twice.jsonl"], "two prompts have the id 'x'"),
         (["generate", "a", "--file", "latin.txt"], "latin.txt is no UTF-8 text"),
@@ -265,6 +268,8 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
     message: str,
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    (tmp_path / "digits.jsonl").write_text(f'{{"prompt": "a", "id": {"9" * 5000}}}\n')
+    (tmp_path / "deep.jsonl").write_text('{"prompt": ' + "[" * 100_000 + "\n")
     (tmp_path / "good.txt").write_text("a")
     (tmp_path / "ab.yaml").write_text(
         "{name: x, arms: [{name: a, policy: off}], workload: {files: [good.txt]}}"
@@ -380,6 +385,14 @@ def test_what_an_encoding_lacks_is_written_as_an_escape(monkeypatch: pytest.Monk
     assert written.getvalue() == b"2 \\xd7\n"
 
 
+def test_closed_standard_streams_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["inspect", "bundled:mixed"]) == 0
+    sys.stdout.close()
+    with pytest.raises(ConfigError, match="standard input is closed"):
+        read_prompts(["-"], [], None)
+
+
 def test_prompts_keep_their_ids_and_every_character(tmp_path: Path) -> None:
     text, lines = tmp_path / "a.txt", tmp_path / "b.jsonl"
     text.write_text(" ü\n", "utf-8")
@@ -389,6 +402,17 @@ def test_prompts_keep_their_ids_and_every_character(tmp_path: Path) -> None:
         Prompt(str(text), " ü\n"),
         Prompt(3, "x"),
         Prompt("k", "\u2028"),
+    ]
+
+
+def test_files_are_read_as_they_are_whoever_wrote_them(tmp_path: Path) -> None:
+    text, lines = tmp_path / "a.txt", tmp_path / "b.JSONL"
+    text.write_bytes("\ufeffa\r\nb\r\n".encode())
+    lines.write_bytes('\ufeff{"prompt": "x", "id": 1}\r\n{"prompt": "y", "id": 2}\r\n'.encode())
+    assert read_prompts([], [str(text), str(lines)], None) == [
+        Prompt(str(text), "a\r\nb\r\n"),
+        Prompt(1, "x"),
+        Prompt(2, "y"),
     ]
 
 

@@ -23,6 +23,7 @@ from sdcontrol.cli.command import (
     logging_to_stderr,
     message_of,
     new_parser,
+    open_missing_streams,
 )
 from sdcontrol.cli.generate import add_generate
 from sdcontrol.cli.inspect import add_inspect
@@ -49,6 +50,7 @@ _COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (without the program's name) asks for; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    open_missing_streams()
     escape_what_encodings_lack()
     is_debugging = "--debug" in arguments
     try:

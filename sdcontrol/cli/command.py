@@ -6,6 +6,7 @@ Knows no command.
 import argparse
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ __all__ = [
     "logging_to_stderr",
     "message_of",
     "new_parser",
+    "open_missing_streams",
 ]
 
 _BAD_REQUESTS = (
@@ -90,6 +92,14 @@ def message_of(error: Exception) -> str:
     if isinstance(error, OSError):
         return lines[0]
     return f"{type(error).__name__}: {lines[0]} (--debug shows where)"
+
+
+def open_missing_streams() -> None:
+    """Where standard output or error was closed before the program began, what is printed is dropped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the end)
+            setattr(sys, name, nowhere)
 
 
 def escape_what_encodings_lack() -> None:

@@ -25,13 +25,16 @@ class Prompt:
     text: str
 
 
-def read_prompts(given: Sequence[str], paths: Sequence[str], stdin: TextIO) -> list[Prompt]:
+def read_prompts(given: Sequence[str], paths: Sequence[str], stdin: TextIO | None) -> list[Prompt]:
     """All prompts: those given, of which "-" is standard input, then those of the files, in order.
 
     A file of JSON lines has one prompt in each: `{"prompt": "...", "id": ...}`, where `id` (a
     string or whole number) may be left out. Any other file is one prompt, to the last character.
+    A mark of the byte order at its beginning is no part of it. `stdin` None: it is closed.
     Raises `ConfigError` for a file that cannot be read, a bad line, an id that comes twice.
     """
+    if given.count(STANDARD_INPUT) > 1:
+        raise ConfigError("- stands there twice; standard input can be read once")
     prompts = [
         Prompt(f"prompt-{number}", _read_stdin(stdin) if text == STANDARD_INPUT else text)
         for number, text in enumerate(given, start=1)
@@ -44,7 +47,9 @@ def read_prompts(given: Sequence[str], paths: Sequence[str], stdin: TextIO) -> l
     return prompts
 
 
-def _read_stdin(stdin: TextIO) -> str:
+def _read_stdin(stdin: TextIO | None) -> str:
+    if stdin is None:
+        raise ConfigError("standard input is closed; give a prompt, or --file PATH")
     try:
         return stdin.read()
     except UnicodeDecodeError as error:
@@ -53,12 +58,12 @@ def _read_stdin(stdin: TextIO) -> str:
 
 def _read_file(path: str) -> Iterator[Prompt]:
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_bytes().decode("utf-8-sig")  # line ends stay as they are
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    if Path(path).suffix not in _JSON_LINES:
+    if Path(path).suffix.lower() not in _JSON_LINES:
         return iter([Prompt(path, text)])
     return _json_lines(path, text.split("\n"))
 
@@ -74,6 +79,8 @@ def _json_line(where: str, line: str) -> Prompt:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: no JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, too deep a nest
+        raise ConfigError(f"{where}: no JSON: {error}") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise ConfigError(f'{where}: no prompt; a line is {{"prompt": "some text"}}')
     name = entry.get("id", where)
