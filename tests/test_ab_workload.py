@@ -50,6 +50,15 @@ def test_every_prompt_of_a_file_comes_once_before_any_comes_again(tmp_path: Path
     assert first != second
 
 
+def test_files_are_read_as_they_are_whoever_wrote_them(tmp_path: Path) -> None:
+    text, lines = tmp_path / "a.txt", tmp_path / "b.JSONL"
+    text.write_bytes("\ufeffa\r\nb".encode())
+    lines.write_bytes('\ufeff{"prompt": "x"}\r\n'.encode())
+    workload = {"files": [str(text), str(lines)], "requests_per_block": 2}
+    found = items(experiment(workload=workload), 0)
+    assert sorted(item.prompt for item in found) == sorted(map(tuple, map(encode, ("a\r\nb", "x"))))
+
+
 def test_recorded_arrivals_keep_their_order_and_gaps(tmp_path: Path) -> None:
     lines = [{"prompt": f"t{n}", "arrival_seconds": 10.0 + n * n} for n in range(6)]
     rule = {"kind": "recorded", "speed": 2.0}

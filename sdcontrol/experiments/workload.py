@@ -147,13 +147,13 @@ def _lines(files: tuple[str, ...]) -> tuple[tuple[str, _Line], ...]:
 def _read(name: str) -> list[tuple[str, _Line]]:
     path = Path(name)
     try:
-        text = path.read_text("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")  # line ends stay as they are
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is no UTF-8 text: {error.reason}; save it as UTF-8") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{name} cannot be read: {reason}; correct workload.files") from error
-    if path.suffix not in (".jsonl", ".ndjson"):
+    if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return [(path.name, _Line(prompt=text))] if text else []
     return [
         (f"{path.name}:{number}", _parsed(f"{name}:{number}", line))

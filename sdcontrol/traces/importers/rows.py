@@ -4,6 +4,7 @@ Knows lines and reasons; nothing of any format. A row is malformed where its par
 `RowError`; it is then left out, never repaired.
 """
 
+import codecs
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -132,6 +133,8 @@ class Rows(Generic[Parsed]):
                 line = 0
                 while raw := file.readline(_MOST_LINE_BYTES):
                     line += 1
+                    if line == 1:
+                        raw = raw.removeprefix(codecs.BOM_UTF8)
                     if line > self._skip and raw.strip():
                         yield line, raw
         except OSError as error:
