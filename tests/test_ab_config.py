@@ -79,6 +79,12 @@ def test_settings_read_back_give_the_same_experiment(tmp_path: Path) -> None:
         ("kinds: {code: 1, copy: 2}", "min_tokens: 5", 12, "exactly one of"),
         ("stopping:", "name: twice\nstopping:", 15, "given in line 1 already"),
         ("stopping:", "stopping: [", 16, "no YAML"),
+        (
+            "  - name: off\n    policy: off",
+            "  - <<: {name: off}\n    policy: off",
+            3,
+            "write the keys",
+        ),
         ("policy: off", "policy: !!python/name:os.system x", 4, "no YAML"),
     ],
 )

@@ -15,7 +15,7 @@ from sdcontrol.experiments.parallel import Pool
 from sdcontrol.experiments.replay_cells import cells_of, columns_of
 from sdcontrol.experiments.replay_runs import ReplayJob, jobs_of, run_job
 from sdcontrol.experiments.replay_summary import compare
-from sdcontrol.experiments.sources import FORMATS, Source, format_of
+from sdcontrol.experiments.sources import FORMATS, Source, format_of, open_source
 from sdcontrol.traces.bundled import bundled_trace
 from sdcontrol.traces.reader import Trace
 from tests.cli_support import HERE, Command, command_of, is_one_line, read
@@ -241,6 +241,17 @@ def test_malformed_rows_are_told_and_an_unknown_format_is_asked_for(
     assert command("replay", plain, *H100, *HERE, *options)[0] == 0
 
 
+@pytest.mark.parametrize("begin", ["\ufeff", "\n \n"])
+def test_a_recording_is_known_whatever_wrote_it(tmp_path: Path, begin: str) -> None:
+    rows = good_rows("mooncake", 3)
+    path = tmp_path / "FILE.JSONL"
+    path.write_text(begin + "\r\n".join(rows), "utf-8")
+    assert format_of(path) == "mooncake"
+    report = open_source(Source(path, "mooncake")).report
+    assert report is not None
+    assert (report.num_rows, report.num_malformed) == (3, 0)
+
+
 def test_the_options_name_every_format() -> None:
     assert _FORMATS == FORMATS
 
@@ -248,7 +259,11 @@ def test_the_options_name_every_format() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [", "is no YAML"),
+        ("a: [", "w.yaml:1:5: no YAML"),
+        ("name: 2026-13-45\n" + GENERATED, "w.yaml:1:7: no such value: month must be"),
+        ("num_requests: !!bool maybe\n", "w.yaml:1:15: no such value"),
+        ("seed: 1\nseed: 2\n", "w.yaml:2:1: 'seed' was given in line 1 already"),
+        (GENERATED.replace("ARRIVALS", "at_once, colour: red"), "w.yaml:3:1: arrivals.at_once"),
         ("[1]", "no mapping"),
         ("num_requests: 3", "arrivals"),
         (GENERATED, "arrivals"),

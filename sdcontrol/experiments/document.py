@@ -22,6 +22,7 @@ __all__ = ["Document", "Path", "parse_value", "read_document"]
 Path = tuple[str | int, ...]
 _MOST_NODES = 20_000
 _DEEPEST = 60
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
@@ -139,8 +140,10 @@ class _Reader:
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
         found: dict[str, object] = {}
         for key_node, value_node in node.value:
-            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             place = self._place(key_node)
+            if key_node.tag == _MERGE:
+                raise ConfigError(f"{place}: merge keys (<<) are not read; write the keys out")
+            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, Hashable) or key is None:
                 raise ConfigError(f"{place}: a key must be a word; rename it")
             name = str(key)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from sdcontrol.errors import ConfigError
+from sdcontrol.experiments.document import read_document
 from sdcontrol.outcomes import DEPTH, ArmOutcomes
 from sdcontrol.traces.importers import (
     Imported,
@@ -50,6 +50,7 @@ _KEYS: tuple[tuple[str, Format], ...] = (
     ("metrics", "vllm"),
     ("output", "text"),
 )
+_MOST_FIRST_BYTES = 1 << 24
 _MAX_MATCH = 16  # tokens of an n-gram drafter's longest match, as the engine's has by default
 
 
@@ -79,11 +80,12 @@ def format_of(path: Path) -> Format:
         raise ConfigError(f"{path} does not exist; give a trace's folder, a recording or a YAML")
     if path.is_dir():
         return "trace"
-    if path.suffix == ".csv":
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
         return "azure"
-    if path.suffix in (".yaml", ".yml", ".json"):
+    if suffix in (".yaml", ".yml", ".json"):
         return "generated"
-    first = _first_object(path) if path.suffix in (".jsonl", ".ndjson") else {}
+    first = _first_object(path) if suffix in (".jsonl", ".ndjson") else {}
     for key, kind in _KEYS:
         if key in first:
             return kind
@@ -158,27 +160,23 @@ def ngram_outcomes(tokens: NDArray[np.int64], prompt_tokens: int) -> ArmOutcomes
 
 
 def _generated(path: Path) -> GeneratedWorkload:
-    try:
-        found = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
-    if not isinstance(found, dict):
+    document = read_document(path)
+    if not isinstance(document.data, dict):
         raise ConfigError(f"{path} holds no mapping; give num_requests, arrivals and requests")
     try:
-        return GeneratedWorkload.model_validate(found)
+        return GeneratedWorkload.model_validate(document.data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(f"{path}: {where}: {first['msg']}") from error
+        raise ConfigError(f"{document.place(first['loc'])}: {where}: {first['msg']}") from error
 
 
 def _first_object(path: Path) -> dict[str, object]:
-    """The first line, if it is a JSON object; else nothing."""
+    """The first line that is not blank, if it is a JSON object; else nothing."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.readline(1 << 24))
+            lines = iter(lambda: file.readline(_MOST_FIRST_BYTES), b"")
+            found = json.loads(next((line for line in lines if line.strip()), b""))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
