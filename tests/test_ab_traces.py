@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sdcontrol.controller import Controller
-from sdcontrol.errors import ConfigError, SdcontrolError
+from sdcontrol.errors import ConfigError, SdcontrolError, UnknownName
 from sdcontrol.experiments.config import Experiment
 from sdcontrol.experiments.replayed import TraceRunner, _Continued
 from sdcontrol.experiments.run import run_experiment
@@ -90,6 +90,14 @@ def test_one_key_takes_the_same_requests_to_the_engine(trace: Path) -> None:
     assert all(len(item.prompt) == 20 for item in items)
     names = [item.name.split()[1] for item in items]
     assert len(set(names[:NUM_REQUESTS])) == NUM_REQUESTS  # every request once in a round
+
+
+def test_a_bundled_trace_is_known_by_its_name() -> None:
+    plan = plan_on(Path("bundled:mixed"), CLOSED)
+    assert TraceRunner(plan).run_block("off", 0, start_seconds=0.0)[0].num_requests == 4
+    assert len(block_items(plan.model_copy(update={"backend": "live"}), 0, list)) == 4
+    with pytest.raises(UnknownName, match="choose from"):
+        TraceRunner(plan_on(Path("bundled:mixd"), CLOSED))
 
 
 def test_an_arm_that_nobody_recorded_fails_alone(trace: Path, tmp_path: Path) -> None:

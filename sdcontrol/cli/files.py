@@ -12,7 +12,6 @@ from sdcontrol.extras import check_installed
 
 __all__ = ["check_writable", "find_trace", "write_json", "write_text"]
 
-_BUNDLED = "bundled:"
 _STANDARD = "-"  # elsewhere standard input or output
 
 
@@ -22,11 +21,9 @@ def find_trace(given: str) -> Path:
     Raises `UnknownName`, and `ConfigError` where what reads traces is not installed.
     """
     check_installed("pyarrow")
-    if given.startswith(_BUNDLED):
-        from sdcontrol.traces.bundled import bundled_trace
+    from sdcontrol.traces.bundled import trace_folder
 
-        return bundled_trace(given.removeprefix(_BUNDLED))
-    return Path(given)
+    return trace_folder(given)
 
 
 def check_writable(*paths: str | None, inputs: Iterable[str | Path | None] = ()) -> None:

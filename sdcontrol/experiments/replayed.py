@@ -6,7 +6,6 @@ Nothing here is noisy, so the baseline's second run is its first. Knows traces; 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -20,6 +19,7 @@ from sdcontrol.experiments.runner import Outputs
 from sdcontrol.experiments.samples import MOST_STEPS
 from sdcontrol.experiments.workload import arrivals, dealt
 from sdcontrol.experiments.workload_settings import ClosedLoop
+from sdcontrol.traces.bundled import trace_folder
 from sdcontrol.traces.fitted_times import FittedTimes
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.replay_result import ReplayResult
@@ -35,7 +35,7 @@ class TraceRunner:
 
     def __init__(self, experiment: Experiment) -> None:
         assert experiment.workload.trace is not None  # the config has seen to that
-        trace = Trace(Path(experiment.workload.trace))
+        trace = Trace(trace_folder(experiment.workload.trace))
         self._experiment = experiment
         self._arms = {arm.name: arm for arm in experiment.arms}
         self._planners = {

@@ -126,9 +126,11 @@ def arrivals(experiment: Experiment, block: int, recorded: Sequence[float]) -> l
 
 @cache
 def _recorded(path: str) -> "tuple[RequestRecord, ...]":
+    from sdcontrol.traces.bundled import trace_folder
     from sdcontrol.traces.reader import Trace
 
-    records = tuple(record for record in Trace(path).requests() if record.prompt_ids is not None)
+    trace = Trace(trace_folder(path))
+    records = tuple(record for record in trace.requests() if record.prompt_ids is not None)
     if not records:
         raise ConfigError(
             f"{path} holds no prompts, only their lengths; record them, or set backend: trace"

@@ -71,7 +71,9 @@ class Workload(Settings):
     files: tuple[str, ...] = Field(
         (), description='JSON lines with "prompt", or text files of one prompt each'
     )
-    trace: str | None = Field(None, min_length=1, description="a trace to take requests from")
+    trace: str | None = Field(
+        None, min_length=1, description="a trace to take requests from: its folder, or bundled:NAME"
+    )
     requests_per_block: int = Field(
         8, ge=1, le=4096, description="requests taken from files or a trace for one block"
     )

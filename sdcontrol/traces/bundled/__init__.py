@@ -9,9 +9,10 @@ from pathlib import Path
 from sdcontrol.errors import UnknownName
 from sdcontrol.traces.header import HEADER
 
-__all__ = ["bundled_trace", "bundled_traces"]
+__all__ = ["bundled_trace", "bundled_traces", "trace_folder"]
 
 _FOLDER = Path(__file__).parent
+_BUNDLED = "bundled:"
 
 
 def bundled_traces() -> tuple[str, ...]:
@@ -24,3 +25,10 @@ def bundled_trace(name: str = "mixed") -> Path:
     if name not in bundled_traces():
         raise UnknownName(f"no bundled trace {name!r}; choose from {', '.join(bundled_traces())}")
     return _FOLDER / name
+
+
+def trace_folder(given: str) -> Path:
+    """The folder of a trace: as given, or of `bundled:NAME`. Raises `UnknownName`."""
+    if given.startswith(_BUNDLED):
+        return bundled_trace(given.removeprefix(_BUNDLED))
+    return Path(given)
