@@ -118,6 +118,17 @@ def test_the_documents_show_what_they_are_for() -> None:
     assert shown >= {"README.md", "CONTRIBUTING.md", "docs/tutorial.md", *tasks}
 
 
+@pytest.mark.parametrize("document", RUN)
+def test_a_comparison_shown_again_is_resumed_or_begun_anew(document: str) -> None:
+    """Its folder is there by then. Commands that are not run count too."""
+    every = BLOCK.finditer((ROOT / document).read_text("utf-8"))
+    shown = [line for match in every for line in commands_of(dedent(match["text"]))]
+    run_before: set[str] = set()
+    for words in (line.split() for line in shown if line.startswith("sdcontrol ab ")):
+        assert words[2] not in run_before or {"--resume", "--overwrite"} & set(words), words
+        run_before.add(words[2])
+
+
 def test_what_is_not_run_says_why_and_is_rare() -> None:
     texts = [(ROOT / name).read_text("utf-8") for name in RUN]
     skipped = [
