@@ -3,7 +3,9 @@
 import re
 import shutil
 import sys
+import time
 from collections.abc import Sequence
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdcontrol.cli.replay_options import _FORMATS
+from sdcontrol.experiments import parallel
 from sdcontrol.experiments.parallel import Pool
 from sdcontrol.experiments.replay_cells import cells_of, columns_of
 from sdcontrol.experiments.replay_runs import ReplayJob, jobs_of, run_job
@@ -169,6 +172,18 @@ def test_processes_find_what_one_finds(generated: Path) -> None:
     found = dict(Pool(workers=2).run(run_job, jobs))
     for place, job in enumerate(jobs):
         assert found[place].to_json() == run_job(job).to_json()
+
+
+def test_an_interrupt_ends_processes_that_it_did_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(places: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel, "as_completed", interrupted)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(Pool(2).run(time.sleep, [100.0, 100.0]))
+    assert time.monotonic() - began < 50.0
+    assert not active_children()
 
 
 def test_without_ray_the_way_to_get_it_is_named(

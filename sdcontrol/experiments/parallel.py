@@ -4,11 +4,14 @@ Knows a function and what it is called with, both of which must be picklable; no
 """
 
 import importlib
+import os
+import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 from sdcontrol.errors import ConfigError
@@ -20,6 +23,7 @@ _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
 
 _CONNECT_SECONDS = 5.0
+_GRACE_SECONDS = 3.0  # in which interrupted workers end by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,27 @@ class Pool:
 def _on_cores(
     function: Callable[[_Job], _Result], jobs: Sequence[_Job], workers: int
 ) -> Iterator[tuple[int, _Result]]:
+    others = set(active_children())
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
         places = {pool.submit(function, job): place for place, job in enumerate(jobs)}
         for done in as_completed(places):
             yield places[done], done.result()
+    except (KeyboardInterrupt, GeneratorExit):
+        _interrupt(places, set(active_children()) - others)
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _interrupt(futures: "Iterable[Future[_Result]]", workers: Iterable[BaseProcess]) -> None:
+    """End what runs on. A terminal's Ctrl-C reaches workers too; this is for one that did not."""
+    for future in futures:
+        future.cancel()
+    if wait(futures, timeout=_GRACE_SECONDS).not_done:
+        for worker in workers:
+            if worker.pid is not None and worker.is_alive():
+                os.kill(worker.pid, signal.SIGINT)
 
 
 def _on_ray(
