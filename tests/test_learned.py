@@ -1,6 +1,7 @@
 """What is learnt offline predicts better than the online estimate, in small files without code."""
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from sdcontrol.policies.checks import ToyCost, check_policy
 from sdcontrol.policies.learned import Learned
 from sdcontrol.policies.learned_model import LearnedModel, fit, load, save, train
 from sdcontrol.policies.learned_scores import report
-from sdcontrol.skops_files import write_skops
+from sdcontrol.skops_files import read_skops, write_skops
 
 
 def recorded(seed: int, steps: int) -> list[Observation]:
@@ -136,6 +137,25 @@ def test_files_that_hold_code_or_nothing_known_are_refused(tmp_path: Path) -> No
     for name in ("a", "b", "c", "d", "missing"):
         with pytest.raises(ConfigError, match=f"{name}.skops"):
             load(tmp_path / f"{name}.skops")
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        ("prices", "zz", "prices is 'zz', not true or false"),
+        ("overhead", float("nan"), "a number that is not finite"),
+        ("low", np.full(4, np.inf), "a number that is not finite"),
+        ("low", np.zeros(3), "numbers of shape (3,), not (4,)"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(
+    model: LearnedModel, tmp_path: Path, part: str, value: object, said: str
+) -> None:
+    path = tmp_path / "model.skops"
+    save(model, path)
+    write_skops({**read_skops(path), part: value}, path)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(path)
 
 
 def test_out_of_distribution_it_plans_as_goodput_does(model: LearnedModel) -> None:

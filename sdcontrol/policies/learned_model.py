@@ -138,11 +138,11 @@ def _restored(state: dict[str, Any]) -> LearnedModel:
             _array(state["knots"], (knots,)),
             _array(state["verify"], (4 + knots,)),
             {family: _array(price, (4,)) for family, price in state["rounds"].items()},
-            float(state["overhead"]),
-            float(state["padding"]),
+            float(_array(state["overhead"], ())),
+            float(_array(state["padding"], ())),
         ),
-        bool(state["prices"]),
-        float(state["cost_error"]),
+        _flag(state["prices"], "prices"),
+        float(_array(state["cost_error"], ())),
         {arm: ArmWeights(*map(np.ascontiguousarray, rows)) for arm, rows in acceptance.items()},
         _array(state["low"], (situation,)),
         _array(state["high"], (situation,)),
@@ -151,9 +151,17 @@ def _restored(state: dict[str, Any]) -> LearnedModel:
 
 def _array(values: object, shape: tuple[int, ...]) -> FloatArray:
     array = np.asarray(values, dtype=np.float64)
-    if array.shape != shape or not np.isfinite(array).all():
-        raise ValueError(f"numbers of shape {array.shape}, not {shape}, or not finite")
+    if array.shape != shape:
+        raise ValueError(f"numbers of shape {array.shape}, not {shape}")
+    if not np.isfinite(array).all():
+        raise ValueError("a number that is not finite")
     return array
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, not true or false")
+    return value
 
 
 def _situation(view: BatchView) -> tuple[float, float, float, float]:
