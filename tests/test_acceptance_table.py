@@ -243,6 +243,9 @@ def test_a_trace_without_a_table_cannot_say_what_if(tmp_path: Path) -> None:
     Recorder(Controller("off"), tmp_path / "trace").close()
     with pytest.raises(CounterfactualError, match="sdcontrol record --acceptance-table"):
         what_if(Trace(tmp_path / "trace"), "off")
+    _written(tmp_path / "trace", seed=0, num_requests=1)  # of whatever run
+    with pytest.raises(CounterfactualError, match="does not count"):
+        what_if(Trace(tmp_path / "trace"), "off")
 
 
 def _drawn(generator: np.random.Generator, length: int) -> ArmOutcomes:

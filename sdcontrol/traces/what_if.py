@@ -103,9 +103,12 @@ def what_if(
 def workload_of(trace: Trace) -> Workload:
     """The recorded requests, with the trace's acceptance table. Raises `CounterfactualError`."""
     path = trace.path / TABLE_NAME
-    if not path.exists():
+    if TABLE_NAME not in trace.header.files:
+        lacks = (
+            f"does not count {TABLE_NAME} as its own" if path.exists() else f"has no {TABLE_NAME}"
+        )
         raise CounterfactualError(
-            f"{trace.path} has no {TABLE_NAME}, so it cannot answer plans that were never made; "
+            f"{trace.path} {lacks}, so it cannot answer plans that were never made; "
             "record it with an acceptance table: sdcontrol record --acceptance-table, a decoder's "
             "acceptance_table=True, or add_acceptance_table after a run of your own engine"
         )
