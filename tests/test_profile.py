@@ -287,6 +287,8 @@ def test_the_bundled_pair_is_profiled_and_advised_by_its_name(
         (["--rounds", "0"], "--rounds is 0"),
         (["--seconds", "nan"], "--seconds is nan"),
         (["--output", "gone/p.json"], "gone/p.json cannot be written"),
+        (["--json", "-"], "give ./- for one of that name"),
+        (["--output", "p.json", "--json", "./p.json"], "another output"),
         (["--json", "."], ". cannot be written"),
         (["--model", "./gone"], "no model folder './gone'"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sdcontrol import __version__
 from sdcontrol.cli.command import Commands, add_command
+from sdcontrol.cli.files import check_writable
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.machine_profile import MachineProfile, ModelTimes, StepTime
@@ -118,9 +119,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--rounds is {options.rounds}; give at least 1")
     if not options.seconds >= 0.0:
         raise ConfigError(f"--seconds is {options.seconds}; give at least 0")
-    for path in filter(None, (options.output, options.json)):
-        if not Path(path).parent.is_dir() or Path(path).is_dir():
-            raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
+    check_writable(options.output, options.json)
 
 
 def _load_models(options: argparse.Namespace) -> "list[tuple[Role, str, PreTrainedModel]]":
