@@ -120,13 +120,16 @@ def test_the_documents_show_what_they_are_for() -> None:
 
 @pytest.mark.parametrize("document", RUN)
 def test_a_comparison_shown_again_is_resumed_or_begun_anew(document: str) -> None:
-    """Its folder is there by then. Commands that are not run count too."""
+    """Its folder is there by then, with the settings of the run before. What is not run counts too."""
     every = BLOCK.finditer((ROOT / document).read_text("utf-8"))
     shown = [line for match in every for line in commands_of(dedent(match["text"]))]
-    run_before: set[str] = set()
-    for words in (line.split() for line in shown if line.startswith("sdcontrol ab ")):
-        assert words[2] not in run_before or {"--resume", "--overwrite"} & set(words), words
-        run_before.add(words[2])
+    before: dict[str, list[str]] = {}
+    for file, *options in (line.split()[2:] for line in shown if line.startswith("sdcontrol ab ")):
+        settings = [word for word in options if word not in ("--resume", "--overwrite")]
+        if file in before and "--overwrite" not in options:
+            assert "--resume" in options, file
+            assert settings == before[file]
+        before[file] = settings
 
 
 def test_what_is_not_run_says_why_and_is_rare() -> None:
