@@ -85,11 +85,11 @@ def test_quantised_weights_are_priced_as_stored() -> None:
     [
         ({"quant_method": "gptq", "bits": 4}, 0.5),
         ({"quant_method": "fbgemm_fp8"}, 1.0),
-        ({"quant_method": "mxfp4"}, 0.5),
-        ({"quant_method": "QuantizationMethod.MXFP4"}, 0.5),  # as a loaded model says it
-        ({"quant_method": "nvfp4"}, 0.5),
+        ({"quant_method": "mxfp4"}, 4.25 / 8),
+        ({"quant_method": "QuantizationMethod.MXFP4"}, 4.25 / 8),  # as a loaded model says it
+        ({"quant_method": "nvfp4"}, 4.5 / 8),
         ({"load_in_8bit": True, "quant_method": "bitsandbytes"}, 1.0),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5 / 8),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1.0),
         (
             {

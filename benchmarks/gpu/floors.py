@@ -70,7 +70,8 @@ class Load:
 def weight_bytes(shape: ModelShape) -> float:
     """All weights, as they lie in memory."""
     tables = shape.head_parameters * (1 if shape.is_head_tied else 2)
-    return (shape.num_parameters - tables) * shape.weight_bytes + tables * shape.head_bytes
+    layers = (shape.num_parameters - tables) * shape.weight_bytes + shape.extra_attention_bytes
+    return layers + tables * shape.head_bytes
 
 
 def kv_bytes(shape: ModelShape, num_tokens: float) -> float:
@@ -86,7 +87,7 @@ def score_bytes(shape: ModelShape, num_tokens: float, num_requests: int) -> floa
 
 def step_bytes(shape: ModelShape, load: Load) -> float:
     """What a step moves: layers and head once, every context's KV, and what its tokens write."""
-    weights = shape.always_read_parameters * shape.weight_bytes
+    weights = shape.always_read_parameters * shape.weight_bytes + shape.extra_attention_bytes
     head = shape.head_parameters * shape.head_bytes
     return weights + head + kv_bytes(shape, load.kv_tokens + load.num_tokens)
 

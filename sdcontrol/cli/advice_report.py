@@ -70,7 +70,7 @@ def _stored_bytes(forward: Forward, kv_tokens: int) -> float:
     shape, devices = forward.shape, forward.tensor_parallel
     tables = shape.head_parameters * (1 if shape.is_head_tied else 2)
     layers = shape.num_parameters - tables
-    weights = layers * shape.weight_bytes + tables * shape.head_bytes
+    weights = layers * shape.weight_bytes + tables * shape.head_bytes + shape.extra_attention_bytes
     kv_bytes = kv_tokens * shape.kv_bytes_per_token / min(devices, shape.num_kv_heads)
     return weights / devices + kv_bytes
 

@@ -1,174 +1,166 @@
 """The shape that a `transformers` `config.json` describes.
 
-Knows how configs of many models spell the same things; nothing of hardware.
+Knows how configs of many models spell the same things, and what they leave to the defaults of their
+`model_type` (of transformers 5); nothing of hardware.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.attention_windows import windows_of
+from sdcontrol.estimators.config_numbers import needed_number, whole_number
+from sdcontrol.estimators.layouts import check_layout
 from sdcontrol.estimators.model_shape import ModelShape
+from sdcontrol.estimators.storage import storage_of
 
 __all__ = ["from_config"]
 
-_TIED_BY_DEFAULT = frozenset(
-    {"gpt2", "opt", "bloom", "gemma", "gemma2", "gemma3", "gemma3_text", "falcon", "starcoder2"}
+_Config = Mapping[str, object]
+
+
+def _kinds(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_TIED_BY_DEFAULT = _kinds(
+    "biogpt bloom cohere cohere2 cohere2_moe cpmant ctrl ernie4_5 ernie4_5_moe falcon gemma gemma2 gemma3 "
+    "gemma3_text gpt2 gpt_bigcode gpt_neo gpt_neox_japanese granite_swa modernbert-decoder mpt openai-gpt "
+    "opt smollm3 starcoder2 vaultgemma xglm"
 )
-_UNGATED = frozenset(
-    {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "mpt"}
+_UNGATED = _kinds(
+    "apertus arcee biogpt bloom codegen ctrl falcon fuyu gpt2 gpt_bigcode gpt_neo gpt_neox "
+    "gpt_neox_japanese gptj jais2 mpt nanochat nemotron openai-gpt opt persimmon phi starcoder2 xglm"
 )
-_PRICED_LAYERS = frozenset(
-    {"attention", "full_attention", "sliding_attention", "chunked_attention", "dense", "sparse"}
+_SHARED_EXPERTS = (
+    "n_shared_experts",
+    "num_shared_experts",
+    "num_shared_expert",
+    "moe_num_shared_experts",
 )
-_BYTES = {
-    "float64": 8.0,
-    "float32": 4.0,
-    "bfloat16": 2.0,
-    "float16": 2.0,
-    "float8": 1.0,
-    "int8": 1.0,
-}
+_EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_k",
+    "moe_topk",
+    "moe_top_k",
+)
 
 
 def from_config(config: Mapping[str, object], name: str | None = None) -> ModelShape:
     """The shape that a `transformers` `config.json`, parsed, describes.
 
-    Raises `ConfigError` where a needed size is missing or the attention is of an unknown layout.
+    Raises `ConfigError` where a needed size is missing, where layers differ in size, and where the layout
+    is one that a shape would misprice (latent attention, state space, embeddings of every layer, ...).
     """
-    text = config.get("text_config")
-    if isinstance(text, Mapping):
-        config = {**config, **text}
+    config = _flattened(config)
     kind = str(config.get("model_type", "model"))
-    _check_layout(config, kind)
-    hidden = _needed(config, "hidden_size", "n_embd", "d_model", "n_embed")
-    heads = _needed(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
-    layers = _needed(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    experts = _size(config, "num_local_experts", "num_experts", "n_routed_experts") or 0
-    intermediate = _size(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
-    intermediate = intermediate or 4 * hidden
-    window, sliding = _sliding(config, layers)
-    storage = _storage(config)
+    experts = _experts(config)
+    check_layout(config, kind, experts)
+    hidden = needed_number(config, "hidden_size", "n_embd", "d_model", "n_embed")
+    heads = needed_number(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    layers = needed_number(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    intermediate = _intermediate_size(config, kind, hidden, experts)
+    mixture = _mixture(config, experts, intermediate, layers)
+    window, sliding = windows_of(config, kind, layers)
+    storage = storage_of(config, layers)
     return ModelShape(
         name=name or str(config.get("_name_or_path") or kind),
         num_layers=layers,
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=_kv_heads(config, heads),
-        head_dim=_size(config, "head_dim") or hidden // heads,
+        head_dim=whole_number(config, "head_dim") or hidden // heads,
         intermediate_size=intermediate,
-        vocab_size=_needed(config, "vocab_size"),
+        vocab_size=needed_number(config, "vocab_size"),
         is_head_tied=bool(config.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT)),
         is_mlp_gated=kind not in _UNGATED,
-        num_experts=experts,
-        experts_per_token=_size(config, "num_experts_per_tok", "num_experts_per_token") or 0,
-        expert_size=(_size(config, "moe_intermediate_size") or intermediate) if experts else 0,
-        shared_expert_size=_shared_expert_size(config) if experts else 0,
-        num_dense_layers=_dense_layers(config, layers) if experts else 0,
-        weight_bytes=_weight_bytes(config, storage),
-        head_bytes=storage,
-        kv_bytes=storage,
+        num_experts=mixture.num_experts,
+        experts_per_token=mixture.experts_per_token,
+        expert_size=mixture.expert_size,
+        shared_expert_size=mixture.shared_expert_size,
+        num_dense_layers=mixture.num_dense_layers,
+        weight_bytes=storage.weights,
+        head_bytes=storage.head,
+        kv_bytes=storage.kv,
         sliding_window=window,
         num_sliding_layers=sliding,
+        attention_bytes=storage.attention if storage.attention != storage.weights else None,
     )
 
 
-def _check_layout(config: Mapping[str, object], kind: str) -> None:
-    """Refuse what would be priced as something else."""
-    kinds = config.get("layer_types")
-    listed = {str(layer) for layer in kinds} if isinstance(kinds, list) else set()
-    strange = sorted(listed - _PRICED_LAYERS)
-    reason = None
-    if config.get("kv_lora_rank"):
-        reason = "latent attention is"
-    elif strange:
-        reason = f"layers of type {', '.join(strange)} are"
-    elif config.get("interleave_moe_layer_step"):
-        reason = "experts beside a shared one of the dense size are"
-    if reason is not None:
-        raise ConfigError(f"{kind}: {reason} not priced; write a ModelShape by hand")
+def _flattened(config: _Config) -> _Config:
+    """Of a model of several kinds of input the text's part; of DBRX and MPT the nested settings, too."""
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        config = {**config, **text}
+    for name in ("attn_config", "ffn_config"):
+        nested = config.get(name)
+        if isinstance(nested, Mapping):
+            config = {**nested, **config}
+    return config
 
 
-def _size(config: Mapping[str, object], *names: str) -> int | None:
-    """The first of these settings that is a number."""
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    return None
+def _intermediate_size(config: _Config, kind: str, hidden: int, num_experts: int) -> int:
+    if kind == "granitemoehybrid" and not num_experts:
+        return needed_number(config, "shared_intermediate_size")  # the one MLP that is left
+    names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "dim_ff", "dff")
+    size = whole_number(config, *names)
+    return size or (whole_number(config, "expansion_ratio") or 4) * hidden
 
 
-def _needed(config: Mapping[str, object], *names: str) -> int:
-    value = _size(config, *names)
-    if value is None:
-        raise ConfigError(f"config has no {names[0]}; it has {sorted(config)}")
-    if value < 1:
-        raise ConfigError(f"config has {names[0]} {value}; it must be at least 1")
-    return value
-
-
-def _kv_heads(config: Mapping[str, object], heads: int) -> int:
+def _kv_heads(config: _Config, heads: int) -> int:
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
-    return _size(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+    names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads")
+    return whole_number(config, *names) or heads
 
 
-def _storage(config: Mapping[str, object]) -> float:
-    """Bytes per element of weights that are not quantised; bf16 where the config does not say."""
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-    return next((size for name, size in _BYTES.items() if name in dtype), 2.0)
+# ---- experts
 
 
-def _weight_bytes(config: Mapping[str, object], storage: float) -> float:
-    """Bytes per element as quantised; raises `ConfigError` for a method that is not known."""
-    quantisation = config.get("quantization_config")
-    if not isinstance(quantisation, Mapping):
-        return storage
-    bits = _size(quantisation, "bits", "w_bit") or _bits_of_groups(quantisation)
-    if bits is not None:
-        return bits / 8.0
-    method = str(quantisation.get("quant_method", "")).lower()
-    algorithm = str(quantisation.get("quant_algo", "")).lower()
-    if quantisation.get("load_in_4bit") or "fp4" in method or "fp4" in algorithm:
-        return 0.5
-    if quantisation.get("load_in_8bit") or "fp8" in method or "fp8" in algorithm:
-        return 1.0
-    raise ConfigError(
-        f"weights quantised by {method or algorithm or 'an unnamed method'} are of no known size; "
-        "write a ModelShape by hand"
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """As in `ModelShape`; of a dense model all 0."""
+
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    shared_expert_size: int = 0
+    num_dense_layers: int = 0
+
+
+def _experts(config: _Config) -> int:
+    if config.get("is_moe") is False:
+        return 0
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    return whole_number(config, *names) or 0
+
+
+def _mixture(config: _Config, num_experts: int, intermediate: int, layers: int) -> _Mixture:
+    if not num_experts:
+        return _Mixture()
+    size = whole_number(config, "moe_intermediate_size") or intermediate
+    shared = whole_number(config, "shared_expert_intermediate_size", "shared_intermediate_size")
+    if shared is None:
+        shared = size * (whole_number(config, *_SHARED_EXPERTS) or 0)
+    return _Mixture(
+        num_experts=num_experts,
+        experts_per_token=whole_number(config, *_EXPERTS_PER_TOKEN) or 0,
+        expert_size=size,
+        shared_expert_size=shared,
+        num_dense_layers=_dense_layers(config, layers),
     )
 
 
-def _bits_of_groups(quantisation: Mapping[str, object]) -> int | None:
-    """Of compressed-tensors: the bits of the widest group of weights."""
-    groups = quantisation.get("config_groups")
-    if not isinstance(groups, Mapping):
-        return None
-    weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
-    sizes = [_size(own, "num_bits") for own in weights if isinstance(own, Mapping)]
-    return max((size for size in sizes if size), default=None)
-
-
-def _sliding(config: Mapping[str, object], layers: int) -> tuple[int | None, int]:
-    """The window, and how many layers have it."""
-    window = _size(config, "sliding_window")
-    if window is None or config.get("use_sliding_window") is False:
-        return None, 0
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list):
-        return window, sum("sliding" in str(kind) for kind in kinds)
-    return window, layers
-
-
-def _shared_expert_size(config: Mapping[str, object]) -> int:
-    size = _size(config, "shared_expert_intermediate_size")
-    if size is not None:
-        return size
-    shared = _size(config, "n_shared_experts", "num_shared_experts") or 0
-    return shared * (_size(config, "moe_intermediate_size") or 0)
-
-
-def _dense_layers(config: Mapping[str, object], layers: int) -> int:
+def _dense_layers(config: _Config, layers: int) -> int:
     listed = config.get("mlp_only_layers")
     if isinstance(listed, list) and listed:
         return len(listed)
-    step = _size(config, "decoder_sparse_step") or 1
-    return _size(config, "first_k_dense_replace") or layers - layers // step
+    kinds = config.get("mlp_layer_types")
+    if isinstance(kinds, list) and kinds:
+        return kinds.count("dense")
+    first = whole_number(config, "first_k_dense_replace", "moe_layer_start_index") or 0
+    last = whole_number(config, "moe_layer_end_index")
+    end = layers if last is None or last < 0 else min(last + 1, layers)
+    step = whole_number(config, "decoder_sparse_step", "moe_layer_interval") or 1
+    return layers - sum((layer + 1) % step == 0 for layer in range(first, end))

@@ -37,12 +37,13 @@ class ModelShape:
     kv_bytes: float = 2.0  # per element
     sliding_window: int | None = None
     num_sliding_layers: int = 0
+    attention_bytes: float | None = None  # per element of its projections; None: `weight_bytes`
 
     def __post_init__(self) -> None:
         counts = (self.num_layers, self.hidden_size, self.num_heads, self.num_kv_heads)
         if (
             min(*counts, self.head_dim, self.vocab_size) < 1
-            or min(self.weight_bytes, self.kv_bytes) <= 0
+            or min(self.weight_bytes, self.kv_bytes, self.attention_bytes or 1.0) <= 0
         ):
             raise ConfigError(f"shape {self.name!r} has a size that is not positive: {self}")
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
@@ -77,6 +78,14 @@ class ModelShape:
             + dense_layers * self._mlp(self.intermediate_size)
             + self.num_expert_layers * (self._mlp(self.shared_expert_size) + router)
         )
+
+    @property
+    def extra_attention_bytes(self) -> float:
+        """What the attention projections of all layers take beyond `weight_bytes` per element."""
+        if self.attention_bytes is None:
+            return 0.0
+        extra = self.attention_bytes - self.weight_bytes
+        return extra * self.num_layers * self.attention_parameters
 
     @property
     def head_parameters(self) -> int:

@@ -180,7 +180,8 @@ class Forward:
         touched = shape.num_expert_layers * shape.expert_parameters * shape.experts_touched(tokens)
         weights = (
             2.0 * tokens * (shape.always_read_parameters + active),
-            shape.weight_bytes * (shape.always_read_parameters + touched),
+            shape.weight_bytes * (shape.always_read_parameters + touched)
+            + shape.extra_attention_bytes,
         )
         width = shape.hidden_size + shape.num_heads * shape.head_dim + shape.intermediate_size
         activations = 4.0 * _ACTIVATION_BYTES * tokens * shape.num_layers * width
