@@ -184,6 +184,36 @@ def test_names_are_forgiving_and_unknown_ones_are_refused() -> None:
             shapes.by_name(name)
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("a100", "A100-80GB"),
+        ("A100 SXM 80GB", "A100-80GB"),
+        ("a100-40gb-pcie", "A100-40GB-PCIe"),
+        ("A100 PCIe", "A100-80GB-PCIe"),
+        ("H100 SXM5 80GB", "H100-SXM"),
+        ("h100-80gb", "H100-SXM"),
+        ("H100 NVL", "H100-NVL"),
+    ],
+)
+def test_devices_are_known_by_what_people_type(typed: str, name: str) -> None:
+    assert hardware.by_name(typed).name == name
+
+
+def test_a_card_in_a_pcie_slot_is_slower_and_joined_by_less() -> None:
+    for size in ("40GB", "80GB"):
+        module, card = (hardware.by_name(f"A100-{size}{form}") for form in ("", "-PCIe"))
+        assert card.memory_bytes == module.memory_bytes
+        assert card.link_bytes_per_second < module.link_bytes_per_second / 8
+        assert card.hop_seconds > module.hop_seconds
+    assert hardware.by_name("A100-80GB-PCIe").bytes_per_second == 1.935e12
+
+
+def test_a_ceiling_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="positive and finite"):
+        hardware.Hardware("box", math.inf, 1e11, 64e9)
+
+
 def test_a_plain_step_is_memory_bound_and_a_large_one_compute_bound() -> None:
     forward = Forward(LLAMA, H100)
     assert forward.profile(1, 1000, 1).bound == "memory"

@@ -1,11 +1,12 @@
 """What a machine can do at most: arithmetic, memory bandwidth, capacity, interconnect.
 
 Knows nothing of models. `HARDWARE` holds the vendor's figures per device, dense (no sparsity), from
-NVIDIA's data sheets: A100 (2021), H100 and H200 (2024), HGX B200 (2025), L4, L40 and L40S (2023), RTX A6000
+NVIDIA's data sheets: A100 (2021), H100, H100 NVL and H200 (2024), HGX B200 (2025), L4, L40 and L40S (2023), RTX A6000
 (2021), and the Ada whitepaper for the RTX 4090 (bf16 with fp32 accumulation). A CPU has no sheet worth
 the name: `measure` finds its ceilings.
 """
 
+import math
 import os
 import re
 import time
@@ -32,10 +33,11 @@ class Hardware:
     hop_seconds: float = 0.0  # latency of one step of an all-reduce
 
     def __post_init__(self) -> None:
-        if not (self.flops_per_second > 0 and self.bytes_per_second > 0 and self.memory_bytes > 0):
+        ceilings = (self.flops_per_second, self.bytes_per_second, self.memory_bytes)
+        if not all(0.0 < ceiling < math.inf for ceiling in ceilings):
             raise ConfigError(
                 f"hardware {self.name!r}: FLOP/s {self.flops_per_second}, bytes/s "
-                f"{self.bytes_per_second}, memory {self.memory_bytes}; all must be positive"
+                f"{self.bytes_per_second}, memory {self.memory_bytes}; all must be positive and finite"
             )
 
     @property
@@ -53,8 +55,11 @@ HARDWARE: dict[str, Hardware] = {
     for device in (
         Hardware("A100-40GB", 312e12, 1.555e12, 40e9, 300e9, _NVLINK_HOP),
         Hardware("A100-80GB", 312e12, 2.039e12, 80e9, 300e9, _NVLINK_HOP),
+        Hardware("A100-40GB-PCIe", 312e12, 1.555e12, 40e9, 32e9, _PCIE_HOP),
+        Hardware("A100-80GB-PCIe", 312e12, 1.935e12, 80e9, 32e9, _PCIE_HOP),
         Hardware("H100-SXM", 989e12, 3.35e12, 80e9, 450e9, _NVLINK_HOP),
         Hardware("H100-PCIe", 756e12, 2.0e12, 80e9, 64e9, _PCIE_HOP),
+        Hardware("H100-NVL", 835.5e12, 3.9e12, 94e9, 64e9, _PCIE_HOP),
         Hardware("H200", 989e12, 4.8e12, 141e9, 450e9, _NVLINK_HOP),
         Hardware("B200", 2250e12, 8.0e12, 180e9, 900e9, _NVLINK_HOP),
         Hardware("L4", 121e12, 0.3e12, 24e9, 32e9, _PCIE_HOP),
@@ -70,13 +75,31 @@ _ALIASES = {
     "a10040": "A100-40GB",
     "a10080": "A100-80GB",
     "a100sxm": "A100-80GB",
-    "a100sxm480gb": "A100-80GB",
+    "a100sxm4": "A100-80GB",
+    "a100sxm40gb": "A100-40GB",
     "a100sxm440gb": "A100-40GB",
-    "a100pcie40gb": "A100-40GB",
-    "a10080gbpcie": "A100-80GB",
+    "a100sxm80gb": "A100-80GB",
+    "a100sxm480gb": "A100-80GB",
+    "a10040gbsxm": "A100-40GB",
+    "a10040gbsxm4": "A100-40GB",
+    "a10080gbsxm": "A100-80GB",
+    "a10080gbsxm4": "A100-80GB",
+    "a100pcie": "A100-80GB-PCIe",
+    "a100pcie40gb": "A100-40GB-PCIe",
+    "a100pcie80gb": "A100-80GB-PCIe",
     "h100": "H100-SXM",
+    "h10080gb": "H100-SXM",
     "h10080gbhbm3": "H100-SXM",
+    "h10080gbsxm": "H100-SXM",
+    "h10080gbsxm5": "H100-SXM",
     "h100sxm5": "H100-SXM",
+    "h100sxm80gb": "H100-SXM",
+    "h100sxm580gb": "H100-SXM",
+    "h10080gbpcie": "H100-PCIe",
+    "h100pcie80gb": "H100-PCIe",
+    "h100nvl94gb": "H100-NVL",
+    "h10094gb": "H100-NVL",
+    "h200141gb": "H200",
     "h200sxm": "H200",
     "rtxa6000": "A6000",
     "4090": "RTX-4090",
