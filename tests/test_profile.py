@@ -317,7 +317,9 @@ def test_what_is_left_out_is_said(
     given = ["--model", str(folder), "--output", str(tmp_path / "p.json")]
     grid = ["--batch", "1", "--tokens", "1", "--context", "20,999999", "--rounds", "1"]
     assert main(["profile", *given, *grid]) == 0
-    assert "1 of 2 steps left out" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "1 of 2 steps left out" in err
+    assert "1 of the 3 steps that advise needs to calibrate on" in err
 
 
 # ---- the file
@@ -361,6 +363,9 @@ def test_a_profile_prices_the_steps_that_it_measured() -> None:
         assert seconds == pytest.approx(step.seconds, rel=0.1)
     with pytest.raises(ConfigError, match="has no model"):
         profile_of().cost()
+    few = [model.model_copy(update={"steps": model.steps[:2]}) for model in measured]
+    with pytest.raises(ConfigError, match=r"2 steps of llama-3.2-3b, .* more of --batch"):
+        profile_of().model_copy(update={"models": tuple(few)}).cost()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ from sdcontrol.cli.command import Commands, add_command
 from sdcontrol.cli.files import check_writable
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.hardware import Hardware
-from sdcontrol.estimators.machine_profile import MachineProfile, ModelTimes, StepTime
+from sdcontrol.estimators.machine_profile import (
+    LEAST_STEPS,
+    MachineProfile,
+    ModelTimes,
+    StepTime,
+)
 from sdcontrol.estimators.shapes import ModelShape, from_config
 
 if TYPE_CHECKING:
@@ -169,7 +174,7 @@ def _measure_models(
     }
     known = [_shape_of(name, model) for _, name, model in models]  # refused before time is spent
     shapes = [step_shapes(model, **grid) for _, _, model in models]
-    _say_what_is_left_out(shapes, options)
+    _say_what_is_missing(shapes, options)
     total = sum(map(len, shapes)) * (options.rounds + 1)
     times: list[ModelTimes] = []
     with _progress(total, is_shown=sys.stderr.isatty()) as advance:
@@ -187,7 +192,7 @@ def _measure_models(
     return tuple(times)
 
 
-def _say_what_is_left_out(
+def _say_what_is_missing(
     shapes: "Sequence[Sequence[StepShape]]", options: argparse.Namespace
 ) -> None:
     wanted = len(options.batch) * len(options.tokens) * len(options.context)
@@ -196,6 +201,12 @@ def _say_what_is_left_out(
             print(
                 f"sdcontrol: {wanted - len(fitting)} of {wanted} steps left out: they need more "
                 "memory or positions than there are",
+                file=sys.stderr,
+            )
+        if len(fitting) < LEAST_STEPS:
+            print(
+                f"sdcontrol: {len(fitting)} of the {LEAST_STEPS} steps that advise needs to calibrate "
+                "on; give more of --batch, --tokens or --context",
                 file=sys.stderr,
             )
 

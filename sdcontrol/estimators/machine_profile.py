@@ -21,6 +21,7 @@ from sdcontrol.estimators.shapes import ModelShape
 from sdcontrol.json_files import read_model
 
 __all__ = [
+    "LEAST_STEPS",
     "MachineProfile",
     "ModelTimes",
     "StepTime",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 SCHEMA_VERSION: Literal[1] = 1
+LEAST_STEPS = 3
+"""Of a model, that a calibration takes."""
+_STORED = ("weight_bytes", "attention_bytes", "head_bytes", "kv_bytes")  # a dtype, to a shape
 _REACHED = Calibration(bandwidth_efficiency=0.9, compute_efficiency=0.9)
 """Of measured ceilings; 0.8 and 0.7 are for a vendor's."""
 
@@ -44,7 +48,7 @@ class StepTime(_Record):
     batch_size: int = Field(ge=1)
     tokens_per_request: int = Field(ge=1, description="1 is a plain step; more verify drafts")
     context_tokens: int = Field(ge=1, description="of each request, as a RequestView counts it")
-    seconds: float = Field(gt=0, description="median over the repeats")
+    seconds: float = Field(ge=1e-9, allow_inf_nan=False, description="median over the repeats")
 
 
 class ModelTimes(_Record):
@@ -76,23 +80,40 @@ class MachineProfile(_Record):
         """Of the model measured in this role, if any was."""
         return next((model for model in self.models if model.role == role), None)
 
+    def in_another_dtype(self, shape: ModelShape) -> ModelTimes | None:
+        """Of the model of this shape, where it was measured, but stored otherwise."""
+        stored = {name: getattr(shape, name) for name in _STORED}
+        alike = (
+            model
+            for model in self.models
+            if replace(model.shape, name=shape.name, **stored) == shape
+        )
+        return None if self.steps(shape) else next(alike, None)
+
     def steps(self, shape: ModelShape) -> tuple[StepTime, ...]:
         """Those of the model of this shape; none where it was not measured."""
         same = (model for model in self.models if replace(model.shape, name=shape.name) == shape)
         return next((model.steps for model in same), ())
 
     def calibration(self, shape: ModelShape) -> Calibration:
-        """Fitted on the steps of the model of this shape; without any, that of measured ceilings."""
+        """Fitted on the steps of the model of this shape; of measured ceilings where those are too few."""
         steps = self.steps(shape)
-        if not steps:
+        if len(steps) < LEAST_STEPS:
             return _REACHED
         return calibrate(Forward(shape, self.hardware, calibration=_REACHED), steps)
 
     def cost(self) -> RooflineCost:
         """What steps of the measured models cost here: for a replay, or as `OnlineCost`'s prior.
 
-        Raises `ConfigError` where no target was measured.
+        Raises `ConfigError` where no target was measured, or a model by too few steps.
         """
+        for model in self.models:
+            if 0 < len(model.steps) < LEAST_STEPS:
+                raise ConfigError(
+                    f"the profile of {self.hardware.name} has {len(model.steps)} steps of {model.name}, "
+                    f"at least {LEAST_STEPS} are needed; profile it with more of --batch, --tokens or "
+                    "--context"
+                )
         forwards = {
             model.role: Forward(
                 model.shape, self.hardware, calibration=self.calibration(model.shape)
@@ -121,8 +142,8 @@ def calibrate(forward: Forward, steps: Sequence[StepTime]) -> Calibration:
     alone cannot tell what a request costs from what a token costs. Raises `ConfigError` for fewer
     than three steps.
     """
-    if len(steps) < 3:
-        raise ConfigError(f"{len(steps)} measured steps; give at least 3")
+    if len(steps) < LEAST_STEPS:
+        raise ConfigError(f"{len(steps)} measured steps; give at least {LEAST_STEPS}")
     efficiencies = product(np.linspace(0.25, 1.0, 76), np.geomspace(0.02, 1.0, 24))
     fits = [_fit_at(forward, steps, float(memory), float(peak)) for memory, peak in efficiencies]
     return min(fits, key=lambda found: found[0])[1]
