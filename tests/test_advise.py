@@ -1,11 +1,13 @@
 """`sdcontrol advise`: what it says about models and machines that are not there."""
 
 import csv
+import itertools
 import json
 import math
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 import sdcontrol
 from sdcontrol.cli import main
+from sdcontrol.cli.advice_doubts import LEAST_SHARED_VOCABULARY
 from sdcontrol.estimators import hardware, shapes
 from sdcontrol.estimators.machine_profile import MachineProfile, ModelTimes, StepTime
 from sdcontrol.estimators.roofline import Calibration, Forward
@@ -23,6 +26,7 @@ DATA = Path(os.environ.get("SDCONTROL_DATA", ROOT.parent / "shared" / "data"))
 Run = Callable[[list[str], Path], str]
 Record = dict[str, Any]
 
+SPREAD = ("--tensor-parallel", 32, "--draft-tensor-parallel", 32)
 COMMON = ("--model", "llama-3.1-8b", "--hardware", "h100", "--batch", 16, "--context", 8000)
 
 
@@ -207,34 +211,46 @@ def test_the_bundled_pair_is_known(advise: Advise) -> None:
 TRUTH = Calibration(0.6, 0.3, layer_overhead_seconds=1e-4, token_overhead_seconds=1e-7)
 
 
-@pytest.fixture
-def profile(tmp_path: Path) -> Path:
-    """Of a machine on which llama-3.2-1b runs as `TRUTH` has it."""
+def profile_of(dtype_bytes: float = 2.0, noise: float = 0.0, num_steps: int = 12) -> MachineProfile:
+    """Of a machine on which llama-3.2-1b runs as `TRUTH` has it; every other step longer by `noise`."""
     machine = hardware.Hardware("my box", 2e12, 5e10, 64e9)
-    shape = shapes.by_name("llama-3.2-1b")
+    shape = replace(
+        shapes.by_name("llama-3.2-1b"),
+        weight_bytes=dtype_bytes,
+        head_bytes=dtype_bytes,
+        kv_bytes=dtype_bytes,
+    )
     forward = Forward(shape, machine, calibration=TRUTH)
+    grid = itertools.product((1, 8, 32), (1, 4), (256, 2048))
     steps = tuple(
         StepTime(
             batch_size=batch,
             tokens_per_request=tokens,
             context_tokens=context,
-            seconds=float(forward.seconds(batch * tokens, batch * context, batch)),
+            seconds=float(forward.seconds(batch * tokens, batch * context, batch))
+            * (1.0 + noise * (number % 2)),
         )
-        for batch in (1, 8, 32)
-        for tokens in (1, 4)
-        for context in (256, 2048)
+        for number, (batch, tokens, context) in enumerate(grid)
     )
-    path = tmp_path / "profile.json"
-    MachineProfile(
+    dtype = {2.0: "bfloat16", 4.0: "float32"}[dtype_bytes]
+    return MachineProfile(
         sdcontrol_version=sdcontrol.__version__,
         date="2026-01-01T00:00:00+00:00",
         machine={"device": "my box", "threads": 8},
-        dtype="bfloat16",
+        dtype=dtype,
         hardware=machine,
         models=(
-            ModelTimes(role="target", name=shape.name, dtype="bfloat16", shape=shape, steps=steps),
+            ModelTimes(
+                role="target", name=shape.name, dtype=dtype, shape=shape, steps=steps[:num_steps]
+            ),
         ),
-    ).write(path)
+    )
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    profile_of().write(path)
     return path
 
 
@@ -259,6 +275,63 @@ def test_another_model_on_a_profiled_machine_is_not_calibrated(
     assert told["calibrated_on"] is None
     assert "calibrated" not in text
     assert told["calibration"]["bandwidth_efficiency"] == 0.9
+
+
+def test_a_profile_in_another_dtype_is_said_not_to_calibrate(
+    advise: Advise, tmp_path: Path
+) -> None:
+    profile_of(dtype_bytes=4.0).write(tmp_path / "p.json")
+    told, text = advise("--hardware", tmp_path / "p.json", "--model", "llama-3.2-1b")
+    assert told["calibrated_on"] is None
+    assert "the profile measured llama-3.2-1b in float32, this has 16 bits per weight" in text
+    assert f"beware: {told['doubts'][0]}" in text.splitlines()
+    measured, text = advise("--hardware", tmp_path / "p.json")
+    assert measured["doubts"] == []
+    assert "calibrated on" in text
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_profile_of_too_few_steps_is_a_machine_and_says_so(
+    advise: Advise, tmp_path: Path, num_steps: int
+) -> None:
+    profile_of(num_steps=num_steps).write(tmp_path / "p.json")
+    told, text = advise("--hardware", tmp_path / "p.json")
+    assert told["calibrated_on"] is None
+    assert told["calibration"]["bandwidth_efficiency"] == 0.9
+    assert f"llama-3.2-1b is not calibrated: the profile has {num_steps} measured step" in text
+    assert "more of --batch, --tokens or --context" in text
+
+
+def test_a_profile_that_fits_badly_is_doubted(advise: Advise, tmp_path: Path) -> None:
+    profile_of(noise=1.5).write(tmp_path / "p.json")
+    told, text = advise("--hardware", tmp_path / "p.json")
+    assert told["fit_median_error"] > 0.1
+    assert "beware: that is much; profile again with nothing else running" in text
+
+
+def test_a_pair_that_the_engine_refuses_is_doubted(advise: Advise) -> None:
+    _, text = advise(*COMMON, "--draft-model", "qwen3-0.6b")
+    assert "beware: draft model qwen3-0.6b has 151936 tokens, llama-3.1-8b 128256" in text
+    assert "beware" not in advise(*COMMON, "--draft-model", "llama-3.2-1b")[1]
+
+
+def test_the_vocabularies_of_a_pair_are_judged_as_the_engine_does() -> None:
+    from sdcontrol.engine.drafters.draft_model import _LEAST_SHARED_VOCABULARY
+
+    assert LEAST_SHARED_VOCABULARY == _LEAST_SHARED_VOCABULARY
+
+
+def test_a_smaller_cache_is_read_in_less_time(advise: Advise, profile: Path) -> None:
+    def kv_part(*options: object) -> float:
+        told, _ = advise(*options)
+        return float(next(p["bytes"] for p in told["plain"]["parts"] if p["name"] == "kv"))
+
+    assert kv_part(*COMMON, "--kv-dtype", "float8") == kv_part(*COMMON) / 2
+    assert kv_part(*COMMON, "--kv-dtype", "bfloat16") == kv_part(*COMMON)
+    told, text = advise("--hardware", profile, "--kv-dtype", "float8")
+    assert told["calibration"] == advise("--hardware", profile)[0]["calibration"]
+    assert told["model"]["kv_bytes"] == 1.0
+    assert "12 measured steps" in text
 
 
 # ---- calibration, and measurements by others
@@ -340,6 +413,17 @@ def acceptance_of(row: dict[str, str]) -> float:
         (["--model", "qwen3-8b", "--hardware", "gone.json"], "gone.json cannot be read"),
         (["--model", "qwen3-8b", "--hardware", "empty.json"], "empty.json is no machine profile"),
         ([*COMMON, "--batch", "0"], "--batch is 0"),
+        ([*COMMON, "--context", 10**400], "--context is more than 1000000000"),
+        ([*COMMON, "--max-draft-tokens", 10**9], "--max-draft-tokens is more than 1000"),
+        ([*COMMON, "--tensor-parallel", "64"], "has 32 attention heads"),
+        (
+            [*COMMON, *SPREAD, "--draft-model", "qwen3-0.6b"],
+            "qwen3-0.6b has 16 attention heads",
+        ),
+        ([*COMMON, "--kv-dtype", "int3"], "invalid choice: 'int3'"),
+        ([*COMMON, "--fit", "none.csv"], "none.csv has 0 different plain steps; give at least 3"),
+        ([*COMMON, "--fit", "instant.csv"], "in 1e-300 s"),
+        (["--model", "qwen3-8b", "--hardware", "endless.json"], "seconds"),
         ([*COMMON, "--batch", "many"], "invalid int value: 'many'"),
         ([*COMMON, "--max-draft-tokens", "0"], "--max-draft-tokens is 0"),
         ([*COMMON, "--draft-kv-budget", "512"], "no --draft-model"),
@@ -373,6 +457,13 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "one.csv").write_text("batch_size,context_tokens,ms\n1,128,5\n")
+    (tmp_path / "none.csv").write_text("batch_size,context_tokens,ms\n")
+    instant = "".join(f"{batch},128,1e-297\n" for batch in (1, 2, 3))
+    (tmp_path / "instant.csv").write_text("batch_size,context_tokens,ms\n" + instant)
+    endless = json.loads(profile_of().model_dump_json())
+    endless["models"][0]["steps"][0]["seconds"] = 12345
+    text = json.dumps(endless).replace("12345", "1e400")
+    (tmp_path / "endless.json").write_text(text)
     (tmp_path / "short.csv").write_text("batch_size,context_tokens,ms\n1,128\n")
     monkeypatch.chdir(tmp_path)
     assert main(["advise", *map(str, arguments)]) == 2

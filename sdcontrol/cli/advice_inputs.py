@@ -14,13 +14,15 @@ from sdcontrol.estimators import hardware as hardware_table
 from sdcontrol.estimators import shapes as shape_table
 from sdcontrol.estimators.calibration import PlainStep, read_plain_steps
 from sdcontrol.estimators.hardware import Hardware
-from sdcontrol.estimators.machine_profile import MachineProfile, read_profile
+from sdcontrol.estimators.machine_profile import LEAST_STEPS, MachineProfile, read_profile
 from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = ["ASSUMED_RATES", "acceptance_rates", "find_machine", "find_shape", "plain_steps"]
 
 _BUNDLED = "bundled"
+_LEAST_SECONDS = 1e-9  # of a step
+_MOST = 10**9  # requests, tokens
 ASSUMED_RATES = {"ngram": 0.3, "sparse_kv:512": 0.8, "draft_model": 0.7}
 """Acceptance rates where none are given; a report says so."""
 
@@ -82,15 +84,29 @@ def _read_shape(path: Path, name: str) -> ModelShape:
 
 
 def plain_steps(given: str | None) -> list[PlainStep]:
-    """The steps in a CSV; none without a file. Raises `ConfigError` where it cannot be read."""
+    """The steps in a CSV; none without a file.
+
+    Raises `ConfigError` where it cannot be read, has too few to fit, or has such as no machine takes.
+    """
     if given is None:
         return []
     try:
-        return read_plain_steps(Path(given))
+        steps = read_plain_steps(Path(given))
     except OSError as error:
         raise ConfigError(f"{given} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{given} is no UTF-8 text: {error.reason}") from error
+    if len(steps) < LEAST_STEPS:
+        raise ConfigError(
+            f"{given} has {len(steps)} different plain steps; give at least {LEAST_STEPS}"
+        )
+    for step in steps:
+        if step.seconds < _LEAST_SECONDS or max(step.batch_size, step.context_tokens) > _MOST:
+            raise ConfigError(
+                f"{given} has a step of {step.batch_size:.3g} requests of {step.context_tokens:.3g} "
+                f"tokens in {step.seconds:.3g} s; give at most {_MOST:.0e} and at least {_LEAST_SECONDS} s"
+            )
+    return steps
 
 
 def acceptance_rates(

@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from sdcontrol import __version__
+from sdcontrol.cli.advice_doubts import median_error
 from sdcontrol.estimators.advice import Advice, DrafterSpec, Option, Situation
-from sdcontrol.estimators.calibration import LEAST_EFFICIENCY, MOST_EFFICIENCY
 from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.estimators.roofline import Forward, Part, Profile
 
 __all__ = ["Report", "report_lines", "report_record"]
-
-_DOUBTFUL_ERROR = 0.1  # median, of measured steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,8 @@ class Report:
     advice: Advice
     max_draft_tokens: int
     calibrated_on: str | None  # a file
-    is_fitted: bool  # on somebody's steps, not on a profile of this machine
     fit_errors: tuple[float, ...]  # relative, of the steps in it
+    doubts: tuple[str, ...] = ()  # of calibration and models, a line each
 
     @property
     def plain(self) -> Profile:
@@ -125,7 +123,8 @@ def _question_record(report: Report) -> dict[str, object]:
         "context_tokens": report.situation.context_tokens,
         "calibration": asdict(target.calibration),
         "calibrated_on": report.calibrated_on,
-        "fit_median_error": _median_error(report) if report.fit_errors else None,
+        "fit_median_error": median_error(report.fit_errors) if report.fit_errors else None,
+        "doubts": list(report.doubts),
         "needed_bytes": report.needed_bytes,
         "fits_in_memory": report.fits_in_memory,
     }
@@ -203,27 +202,14 @@ def _head(report: Report) -> Iterator[str]:
         devices = f" on {report.draft.tensor_parallel} of them" if devices else ""
         yield f"draft model {report.draft.shape.name}{devices}"
     if report.calibrated_on is not None:
-        error = f"median error {100 * _median_error(report):.1f} %"
+        error = f"median error {100 * median_error(report.fit_errors):.1f} %"
         yield f"calibrated on {report.calibrated_on}: {len(report.fit_errors)} measured steps, {error}"
-        if report.is_fitted:
-            yield from _doubts(report)
+    yield from (f"beware: {doubt}" for doubt in report.doubts)
     if not report.fits_in_memory:
         yield (
             f"beware: weights and KV cache take {_scaled(report.needed_bytes)}B per device, "
             f"of {_scaled(target.hardware.memory_bytes)}B"
         )
-
-
-def _doubts(report: Report) -> Iterator[str]:
-    """Why a calibration may be none."""
-    fitted = report.target.calibration
-    reached = {fitted.bandwidth_efficiency, fitted.kv_efficiency}
-    remedy = "check --model, --hardware and --tensor-parallel, or give more steps"
-    if _median_error(report) > _DOUBTFUL_ERROR:
-        yield f"beware: that is much; {remedy}"
-    for limit, beyond in ((LEAST_EFFICIENCY, "below"), (MOST_EFFICIENCY, "above")):
-        if limit in reached:
-            yield f"beware: they ask for a bandwidth efficiency {beyond} {limit:g}; {remedy}"
 
 
 def _forwards(report: Report) -> Iterator[str]:
@@ -284,13 +270,6 @@ def _advice(report: Report) -> Iterator[str]:
             f"advice: {best.arm} with {best.num_draft_tokens} draft token{plural}, "
             f"{best.speedup:.2f}x the speed of decoding without drafts"
         )
-
-
-def _median_error(report: Report) -> float:
-    """Of the steps that the target was calibrated on, in magnitude."""
-    errors = sorted(abs(error) for error in report.fit_errors)
-    middle = len(errors) // 2
-    return (errors[middle] + errors[~middle]) / 2.0
 
 
 def _scaled(count: float) -> str:

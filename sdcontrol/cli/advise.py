@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sdcontrol.cli.advice_doubts import fit_doubts, pair_doubts, profile_doubts
 from sdcontrol.cli.advice_inputs import (
     ASSUMED_RATES,
     acceptance_rates,
@@ -23,14 +24,22 @@ from sdcontrol.cli.files import check_writable
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.advice import DrafterSpec, Situation, advise
 from sdcontrol.estimators.calibration import PlainStep, fit
-from sdcontrol.estimators.machine_profile import MachineProfile, StepTime, relative_errors
+from sdcontrol.estimators.machine_profile import (
+    LEAST_STEPS,
+    MachineProfile,
+    StepTime,
+    relative_errors,
+)
 from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.estimators.roofline import Forward
 from sdcontrol.estimators.shapes import ModelShape
+from sdcontrol.estimators.storage import DTYPE_BYTES
 
 __all__ = ["add_advise"]
 
 _DESCRIPTION = "Predict what speculation brings for a model on a machine; needs neither."
+_MOST = 10**9  # requests, tokens
+_MOST_DRAFT_TOKENS = 1000
 _MODEL = "a common model's name, a config.json or its folder, or bundled"
 _EPILOG = (
     "The file of --fit is a CSV with a row per measured step without drafts. Its columns: batch_size; "
@@ -61,6 +70,12 @@ def _add_situation(parser: Parser) -> None:
     add = parser.add_argument_group("situation").add_argument
     add("--batch", type=int, default=1, metavar="N", help="requests decoded together (default 1)")
     add("--context", type=int, default=2048, metavar="TOKENS", help="of each (default 2048)")
+    add(
+        "--kv-dtype",
+        default="auto",
+        choices=("auto", *(name for name in DTYPE_BYTES if name != "float64")),
+        help="of the KV cache (default auto: as the model says)",
+    )
 
 
 def _add_drafters(parser: Parser) -> None:
@@ -106,11 +121,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("batch", "context", "tensor_parallel", "max_draft_tokens"):
-        _check_positive(name, getattr(options, name))
+    for name in ("batch", "context", "tensor_parallel"):
+        _check_count(name, getattr(options, name))
+    _check_count("max_draft_tokens", options.max_draft_tokens, _MOST_DRAFT_TOKENS)
     for name in ("draft_tensor_parallel", "draft_kv_budget"):
         if (value := getattr(options, name)) is not None:
-            _check_positive(name, value)
+            _check_count(name, value)
             if options.draft_model is None:
                 raise ConfigError(f"{_option(name)} is {value}, but there is no --draft-model")
     if (options.draft_tensor_parallel or 0) > options.tensor_parallel:
@@ -120,9 +136,19 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _check_positive(name: str, value: int) -> None:
+def _check_count(name: str, value: int, most: int = _MOST) -> None:
     if value < 1:
         raise ConfigError(f"{_option(name)} is {value}; give at least 1")
+    if value > most:
+        raise ConfigError(f"{_option(name)} is more than {most}; give at most that")
+
+
+def _check_devices(name: str, devices: int, shape: ModelShape) -> None:
+    if devices > shape.num_heads:
+        raise ConfigError(
+            f"{_option(name)} is {devices}, but {shape.name} has {shape.num_heads} attention heads; "
+            "give no more devices than that"
+        )
 
 
 def _option(name: str) -> str:
@@ -135,14 +161,20 @@ def _option(name: str) -> str:
 def _report(options: argparse.Namespace) -> Report:
     machine, profile = find_machine(options.hardware)
     steps = plain_steps(options.fit)
-    target = Forward(_target_shape(options.model, profile), machine, options.tensor_parallel)
-    target = _calibrated(target, steps, profile)
-    draft = _draft(options, target, None if steps else profile)
+    shape = _target_shape(options.model, profile)
+    _check_devices("tensor_parallel", options.tensor_parallel, shape)
+    used = None if steps else profile
+    target = _profiled(Forward(shape, machine, options.tensor_parallel), profile)
+    errors = relative_errors(target, _steps(shape, used))
+    target = _with_kv(target, options.kv_dtype)
+    if steps:
+        target = replace(target, calibration=fit(target, steps))
+        errors = relative_errors(target, [_step_time(step) for step in steps])
+    draft = _draft(options, target, used)
     rates, assumed = acceptance_rates(options.acceptance, has_draft_model=draft is not None)
     drafters = [_spec(arm, rate, draft, options) for arm, rate in rates.items()]
     offered = [spec for spec in drafters if _is_offered(spec, options.context)]
     situation = Situation(options.batch, options.context)
-    calibrated_on, measured = _measured(options, target, steps, profile)
     return Report(
         target=target,
         draft=draft,
@@ -152,9 +184,13 @@ def _report(options: argparse.Namespace) -> Report:
         not_offered=tuple(spec.arm for spec in drafters if spec not in offered),
         advice=advise(target, situation, offered, range(1, options.max_draft_tokens + 1)),
         max_draft_tokens=options.max_draft_tokens,
-        calibrated_on=calibrated_on,
-        is_fitted=bool(steps),
-        fit_errors=tuple(relative_errors(target, measured)),
+        calibrated_on=str(options.fit if steps else options.hardware) if errors else None,
+        fit_errors=tuple(errors),
+        doubts=(
+            *fit_doubts(target.calibration, errors, is_profile=not steps),
+            *_profile_doubts(options, shape, used),
+            *(() if draft is None else pair_doubts(shape, draft.shape)),
+        ),
     )
 
 
@@ -167,13 +203,18 @@ def _target_shape(given: str | None, profile: MachineProfile | None) -> ModelSha
     return measured.shape
 
 
-def _calibrated(
-    forward: Forward, steps: list[PlainStep], profile: MachineProfile | None
-) -> Forward:
-    """On the given steps, else on the profile's, else as is usual."""
-    if profile is not None:
-        forward = replace(forward, calibration=profile.calibration(forward.shape))
-    return replace(forward, calibration=fit(forward, steps)) if steps else forward
+def _profiled(forward: Forward, profile: MachineProfile | None) -> Forward:
+    """On the profile's steps, or on its ceilings; without one as is usual."""
+    if profile is None:
+        return forward
+    return replace(forward, calibration=profile.calibration(forward.shape))
+
+
+def _with_kv(forward: Forward, dtype: str) -> Forward:
+    """With keys and values in this dtype: how far a machine runs from its ceilings stays."""
+    if dtype == "auto":
+        return forward
+    return replace(forward, shape=replace(forward.shape, kv_bytes=DTYPE_BYTES[dtype]))
 
 
 def _draft(
@@ -184,8 +225,9 @@ def _draft(
         return None
     shape = find_shape(options.draft_model, "draft")
     devices = options.draft_tensor_parallel or min(target.tensor_parallel, shape.num_kv_heads)
+    _check_devices("draft_tensor_parallel", devices, shape)
     forward = Forward(shape, target.hardware, devices, target.calibration)
-    return forward if profile is None else _calibrated(forward, [], profile)
+    return _with_kv(_profiled(forward, profile), options.kv_dtype)
 
 
 def _spec(arm: str, rate: float, draft: Forward | None, options: argparse.Namespace) -> DrafterSpec:
@@ -194,25 +236,30 @@ def _spec(arm: str, rate: float, draft: Forward | None, options: argparse.Namesp
     return DrafterSpec(arm, rate)
 
 
-def _measured(
-    options: argparse.Namespace,
-    target: Forward,
-    plain: list[PlainStep],
-    profile: MachineProfile | None,
-) -> tuple[str | None, Sequence[StepTime]]:
-    """The file that the target was calibrated on, and the steps in it."""
-    if plain:
-        return str(options.fit), [
-            StepTime(
-                batch_size=step.batch_size,
-                tokens_per_request=1,
-                context_tokens=step.context_tokens,
-                seconds=step.seconds,
-            )
-            for step in plain
-        ]
-    steps = () if profile is None else profile.steps(target.shape)
-    return (str(options.hardware) if steps else None), steps
+def _steps(shape: ModelShape, profile: MachineProfile | None) -> Sequence[StepTime]:
+    """Those of a profile that the model of this shape was calibrated on."""
+    steps = () if profile is None else profile.steps(shape)
+    return steps if len(steps) >= LEAST_STEPS else ()
+
+
+def _step_time(step: PlainStep) -> StepTime:
+    return StepTime(
+        batch_size=step.batch_size,
+        tokens_per_request=1,
+        context_tokens=step.context_tokens,
+        seconds=step.seconds,
+    )
+
+
+def _profile_doubts(
+    options: argparse.Namespace, shape: ModelShape, profile: MachineProfile | None
+) -> list[str]:
+    if profile is None:
+        return []
+    shapes = [shape]
+    if options.draft_model is not None:
+        shapes.append(find_shape(options.draft_model, "draft"))
+    return [doubt for own in shapes for doubt in profile_doubts(profile, own)]
 
 
 def _is_offered(drafter: DrafterSpec, context_tokens: int) -> bool:
