@@ -142,6 +142,7 @@ TYPES = ["full_attention"] * 32
     [
         ({"attn_layer_period": 8, "attn_layer_offset": 4}, "attn_layer_period"),
         ({"attn_layer_indices": [9, 18]}, "attn_layer_indices"),
+        ({"attn_type_list": [0] * 7 + [1]}, "attn_type_list"),
         ({"mamba_d_state": 256}, "mamba_d_state"),
         ({"ssm_state_size": 128}, "ssm_state_size"),
         ({"block_types": ["recurrent", "attention"]}, "block_types"),

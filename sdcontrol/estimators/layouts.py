@@ -13,16 +13,16 @@ __all__ = ["check_layout"]
 _PRICED_LAYERS = frozenset(
     {"attention", "full_attention", "sliding_attention", "chunked_attention", "dense", "sparse"}
 )
-_OTHER_LAYERS = "layers beside attention (state space, recurrent, linear or convolution) are"
+_OTHER_LAYERS = "layers beside attention (state space, recurrent, linear, convolution)"
 _PER_LAYER_EMBEDDINGS = "embeddings of every layer are"
 _KINDS = {  # by model_type, where no setting tells
-    "falcon_h1": _OTHER_LAYERS,  # beside attention within a layer
-    "lfm2": _OTHER_LAYERS,
-    "lfm2_moe": _OTHER_LAYERS,
-    "mamba2": _OTHER_LAYERS,
-    "nemotron_h": _OTHER_LAYERS,
-    "recurrent_gemma": _OTHER_LAYERS,
-    "xlstm": _OTHER_LAYERS,
+    "falcon_h1": f"{_OTHER_LAYERS} are",  # beside attention within a layer
+    "lfm2": f"{_OTHER_LAYERS} are",
+    "lfm2_moe": f"{_OTHER_LAYERS} are",
+    "mamba2": f"{_OTHER_LAYERS} are",
+    "nemotron_h": f"{_OTHER_LAYERS} are",
+    "recurrent_gemma": f"{_OTHER_LAYERS} are",
+    "xlstm": f"{_OTHER_LAYERS} are",
     "jetmoe": "experts in attention are",
 }
 _SETTINGS = {
@@ -76,12 +76,15 @@ def _strange_layers(config: Mapping[str, object]) -> str | None:
     if isinstance(kinds, list) and kinds:
         strange = sorted({str(layer) for layer in kinds} - _PRICED_LAYERS)
         return f"layers of type {', '.join(strange)} are" if strange else None
+    flags = config.get("attn_type_list")  # of MiniMax: 1 is attention
+    if isinstance(flags, list) and any(flag != 1 for flag in flags):
+        return f"{_OTHER_LAYERS}, as attn_type_list tells, are"
     told = [
         name
         for name, value in config.items()
         if value and (name in _OTHER_SETTINGS or name.startswith(_OTHER_PREFIXES))
     ]
-    return f"{_OTHER_LAYERS} ({told[0]} tells)" if told else None
+    return f"{_OTHER_LAYERS}, as {told[0]} tells, are" if told else None
 
 
 def _unread_experts(config: Mapping[str, object]) -> str | None:
