@@ -124,7 +124,9 @@ class Alike:
 
 
 @pytest.mark.parametrize(
-    "choices", [[Choice.of("ngram", 2)] * 2, (Alike(),) * 2, (None,) * 2, iter(())], ids=repr
+    "choices",
+    [[Choice.of("ngram", 2)] * 2, (Alike(),) * 2, (None,) * 2, iter(())],
+    ids=lambda wrong: type(wrong).__name__,
 )
 def test_a_plan_holds_a_tuple_of_choices(choices: Any) -> None:
     view = view_of()
@@ -132,7 +134,11 @@ def test_a_plan_holds_a_tuple_of_choices(choices: Any) -> None:
         Plan(choices).check(view)
 
 
-@pytest.mark.parametrize("choices", [[Choice.of("ngram", 1)] * 2, (Alike(),) * 2], ids=repr)
+@pytest.mark.parametrize(
+    "choices",
+    [[Choice.of("ngram", 1)] * 2, (Alike(),) * 2],
+    ids=lambda wrong: type(wrong).__name__,
+)
 def test_a_refined_plan_holds_a_tuple_of_choices_too(choices: Any) -> None:
     with pytest.raises(PlanError, match="give a tuple of Choice"):
         check_shorter(Plan(choices), Plan.uniform(view_of(), "ngram", 3))

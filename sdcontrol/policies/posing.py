@@ -10,19 +10,30 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.policies.problem import IntArray
 
-__all__ = ["Horizon", "Posed", "Prices", "charged", "lags_of", "pose", "price", "spent"]
+__all__ = [
+    "BOLD",
+    "Horizon",
+    "Posed",
+    "Prices",
+    "bolder",
+    "charged",
+    "lags_of",
+    "pose",
+    "price",
+    "spent",
+]
 
 Posed = tuple[FloatArray, IntArray, FloatArray, FloatArray, int]
 """Gain and limit as in `Problem`; KV tokens that each request's round reads, `[arms, requests]`, and
 on average, `[families]`; the most draft tokens of the step."""
-_FIRST = 8.0  # times as many tokens as later ones may a first catch-up be charged to
+BOLD = 8.0  # times as many tokens may a first catch-up be charged to, of one request or where it is known what comes of it
 _POSED = "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], float64[::1], int64))"
 
 Prices = tuple[FloatArray, FloatArray]
 
 Horizon = tuple[float, float, float]
-"""Tokens that a catch-up is charged to at most: any, and one that is not the request's first; and the share of
-those to go that a request gets from a drafter after its first."""
+"""Tokens that a catch-up is charged to at most: a request's first, and others; and the share of those to go that
+a request gets from a drafter after its first."""
 
 
 @compiled(
@@ -76,10 +87,16 @@ def charged(request: tuple[int, int], context: float, tokens: float, horizon: Ho
     many tokens, has so many to go, and a `context`; one that lags by less than half of that did not before.
     """
     lag, remaining = request
-    most, again, share = horizon
-    is_first = 2 * lag >= context
-    served = min(share * remaining, _FIRST * most) if is_first else min(float(remaining), again)
+    first, again, share = horizon
+    served = min(share * remaining, first) if 2 * lag >= context else min(float(remaining), again)
     return min(tokens / max(served, 1.0), 1.0)
+
+
+@compiled("UniTuple(float64, 3)(UniTuple(float64, 3), boolean)", is_inlined=True)
+def bolder(horizon: Horizon, is_longest: bool) -> Horizon:
+    """That of the request with most to go, which goes first where catching up is an investment."""
+    first, again, share = horizon
+    return (BOLD * first if is_longest else first), again, share
 
 
 @compiled(
@@ -107,6 +124,7 @@ def price(
     if rounds.shape[0] == 0:
         rounds = _rounds_on_lines(lines, means, batch)
     rounds[-1, 1:] = padding
+    longest = np.argmax(remaining)
     for a in range(len(family)):
         f = family[a]
         per_token = (rounds[f, batch] - rounds[f, batch + 1]) / max(0.5 * batch * means[f], 1.0)
@@ -115,7 +133,8 @@ def price(
             context, lag = reads[a, r], lagging[rows[a], r]
             reads[a, r] = (context - means[f]) * max(per_token, 0.0)
             if lag > 0:
-                share = charged((lag, remaining[r]), context, 1.0 + gain[a, r, -1], horizon)
+                mine = bolder(horizon, r == longest)
+                share = charged((lag, remaining[r]), context, 1.0 + gain[a, r, -1], mine)
                 catch_up[a, r] = (lines[f, 3] / late + lines[f, 4] * lag) * share
     return rounds, catch_up
 

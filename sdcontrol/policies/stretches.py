@@ -20,6 +20,8 @@ from sdcontrol.policies.problem import Problem
 __all__ = ["Stretches"]
 
 _RATE = 1.0 / 16.0  # of an average of stretches, or of requests
+_PROVEN_TOKENS = 192  # from steps that drafted with what had to catch up: then it is known how well
+_USING_TOKENS = 128.0  # of an average of what those who caught up get
 _DRIFT = 1.0 / 8192.0  # of the share, per step in which nobody drafts with what has to catch up
 _UP_TO_DATE = Hint()
 
@@ -43,6 +45,8 @@ class Stretches:
         self.share = 1.0  # of what a request had to go
         self._current: dict[str, _Stretch] = {}  # by request
         self._uses: dict[str, _Use] = {}  # by request that caught up a first time
+        self._using = 1.0  # share of what those who caught up got since
+        self._served = 0  # tokens
         self._caught_up: set[str] = set()  # arms that had to
         self._looked_up: set[str | None] = {None}  # arms that have nothing to catch up with
 
@@ -50,11 +54,14 @@ class Stretches:
     def horizon(self) -> Horizon:
         """What plans may spread catch-ups over."""
         most = float(self.most_tokens)
-        return most, min(max(self.mean_tokens, 1.0), most), self.share
+        first = most * (posing.BOLD if self._served >= _PROVEN_TOKENS else 1.0)
+        again = min(max(self.mean_tokens, 1.0), most)
+        return first, again, min(self.share, self._using)
 
     def charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
         """The share of each request's catch-up that is charged to a step, `[requests]`."""
         columns, horizon = columns_of(view), self.horizon
+        longest = int(columns.remaining_tokens.argmax())
         rows = zip(
             columns.catch_up_tokens[columns.arms.index(problem.arms[a])].tolist(),
             columns.remaining_tokens.tolist(),
@@ -63,8 +70,8 @@ class Stretches:
             strict=True,
         )
         shares = [
-            posing.charged((lag, left), context, tokens, horizon)
-            for lag, left, context, tokens in rows
+            posing.charged((lag, left), context, tokens, posing.bolder(horizon, r == longest))
+            for r, (lag, left, context, tokens) in enumerate(rows)
         ]
         return np.array(shares)
 
@@ -74,6 +81,9 @@ class Stretches:
         nobody = {choice.drafter for choice in choices} <= self._looked_up
         if nobody:
             self.share += _DRIFT * (1.0 - self.share)  # texts change, and nobody would notice
+            self._using += _DRIFT * (1.0 - self._using)
+        if self._uses:
+            self._note_using(observation)
         if nobody and not self._current:
             return  # as most steps: quickly
         before, self._current = self._current, {}
@@ -90,6 +100,20 @@ class Stretches:
         if not nobody:
             self._settle({request.id for request in observation.view.requests})
 
+    def _note_using(self, observation: Observation) -> None:
+        """Of those who caught up, who go on with what they caught up with."""
+        rows = zip(
+            observation.view.requests, observation.plan.choices, observation.emitted, strict=True
+        )
+        tokens = used = 0
+        for request, choice, emitted in rows:
+            if request.id in self._uses:
+                tokens += emitted
+                used += emitted if choice.drafter in self._caught_up else 0
+        if tokens:
+            weight = min(tokens / _USING_TOKENS, 1.0)
+            self._using += weight * (used / tokens - self._using)
+
     def _has_to_catch_up(self, request: RequestView, arm: str) -> bool:
         """Whether `arm` ever had to."""
         hint = request.hints.get(arm, _UP_TO_DATE)
@@ -100,6 +124,7 @@ class Stretches:
         return arm in self._caught_up
 
     def _use(self, request: RequestView, arm: str, emitted: int) -> None:
+        self._served += emitted
         lag = request.hints.get(arm, _UP_TO_DATE).catch_up_tokens
         if 2 * lag >= request.context_tokens:
             self._end(request.id)  # a name may be used again
