@@ -388,7 +388,9 @@ def test_a_pause_at_a_load_never_seen_is_forgotten_within_fifty_steps() -> None:
         cost.update(
             observed(0.012 if step % 10 == 0 else 0.01, step=step, length=3 * (step % 10 == 0))
         )
-    assert float(cost.verify_seconds(32, 8 * 512, 8)) < 0.018
+    assert (
+        float(cost.verify_seconds(32, 8 * 512, 8)) < 0.02
+    )  # of 12 ms; five such loads were seen since
 
 
 def test_what_arrivals_cost_once_is_not_the_price_of_a_step() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from sdcontrol.core import BatchView, Belief, Choice, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.policies.goodput import Goodput
-from sdcontrol.policies.posing import charged
+from sdcontrol.policies.posing import bolder, charged
 from sdcontrol.policies.stretches import Stretches
 from tests.plan_instances import DrawnCost
 
@@ -54,7 +54,7 @@ def test_whoever_goes_on_has_shown_no_end() -> None:
     ended = Stretches(64)
     for step in range(200):
         ended.update(observed(step, {f"r{step}": "draft_model"}))
-    assert ended.horizon == (64.0, 64.0, 1.0)  # and no request's first catch-up was seen
+    assert ended.horizon == (512.0, 64.0, 1.0)  # and no request's first catch-up was seen
 
 
 def test_long_stretches_and_none_at_all_stay_within_the_setting() -> None:
@@ -149,6 +149,16 @@ def test_a_catch_up_is_charged_to_the_tokens_that_it_serves(
     lag: int, remaining: int, share: float, served: float
 ) -> None:
     """A lagging prompt once, and not again in every stretch."""
-    assert charged((lag, remaining), 8200.0, 3.0, (64.0, 30.0, share)) == pytest.approx(
-        3.0 / served
-    )
+    horizon = (512.0, 30.0, share)
+    assert charged((lag, remaining), 8200.0, 3.0, horizon) == pytest.approx(3.0 / served)
+
+
+def test_until_it_is_known_what_comes_of_it_one_request_catches_up_first() -> None:
+    """That with most to go; once 192 tokens came of it, all of them may."""
+    stretches = Stretches(64)
+    assert bolder(stretches.horizon, True)[0] == 512.0
+    assert bolder(stretches.horizon, False)[0] == 64.0
+    for step in range(96):
+        assert stretches.horizon[0] == 64.0
+        stretches.update(observed(step, {"r": "draft_model"}, lag=800 if not step else 1))
+    assert bolder(stretches.horizon, False)[0] == 512.0

@@ -248,7 +248,7 @@ class Decoder:
         """The drafter's cache counts as filled where the contexts lie."""
         pool, page = self.engine.pool, self.engine.config.block_size
         for prompt in self._prompts:
-            keys = block_keys(prompt.tokens, page, [])
+            keys = block_keys(prompt.tokens, page, [], root=self.engine.model_content())
             for block in pool.match_prefix(keys, len(prompt.tokens)):
                 pool.mark(block, name)
 

@@ -31,7 +31,7 @@ def lay_out(engine: Engine, prompts: Sequence[Prompt], *, room: int, computed: b
         _make_up(engine)
     tables = []
     for prompt in prompts:
-        table, keys = BlockTable(), block_keys(prompt.tokens, page, [])
+        table, keys = BlockTable(), block_keys(prompt.tokens, page, [], root=engine.model_content())
         length = len(keys) * page
         pool.extend(table, length + room, expected_tokens=length + room)
         if computed:
@@ -46,7 +46,7 @@ def lay_out(engine: Engine, prompts: Sequence[Prompt], *, room: int, computed: b
 def is_in_place(engine: Engine, prompt: Prompt) -> bool:
     """Whether only the last token of `prompt` is left to compute."""
     page = engine.config.block_size
-    keys = block_keys(prompt.tokens, page, [])
+    keys = block_keys(prompt.tokens, page, [], root=engine.model_content())
     return len(engine.pool.match_prefix(keys, len(prompt.tokens) - 1)) * page == (
         len(prompt.tokens) - 1
     )

@@ -130,9 +130,8 @@ class Forward:
 
     def profile(self, num_tokens: float, kv_tokens: float, num_requests: float) -> Profile:
         """The forward part by part, on one device; raises `ConfigError` as `seconds` does."""
-        works = self._works(
-            np.asarray(num_tokens, float), np.asarray(kv_tokens, float), num_requests
-        )
+        sizes = np.asarray(num_tokens, float), np.asarray(kv_tokens, float)
+        works = self._works(*sizes, num_requests)
         parts = tuple(
             Part(name, float(flops), float(moved), float(self._part_seconds(name, flops, moved)))
             for name, (flops, moved) in works.items()

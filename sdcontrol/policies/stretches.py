@@ -21,7 +21,6 @@ __all__ = ["Stretches"]
 
 _RATE = 1.0 / 16.0  # of an average of stretches, or of requests
 _PROVEN_TOKENS = 192  # from steps that drafted with what had to catch up: then it is known how well
-_USING_TOKENS = 128.0  # of an average of what those who caught up get
 _DRIFT = 1.0 / 8192.0  # of the share, per step in which nobody drafts with what has to catch up
 _UP_TO_DATE = Hint()
 
@@ -45,7 +44,6 @@ class Stretches:
         self.share = 1.0  # of what a request had to go
         self._current: dict[str, _Stretch] = {}  # by request
         self._uses: dict[str, _Use] = {}  # by request that caught up a first time
-        self._using = 1.0  # share of what those who caught up got since
         self._served = 0  # tokens
         self._caught_up: set[str] = set()  # arms that had to
         self._looked_up: set[str | None] = {None}  # arms that have nothing to catch up with
@@ -55,8 +53,7 @@ class Stretches:
         """What plans may spread catch-ups over."""
         most = float(self.most_tokens)
         first = most * (posing.BOLD if self._served >= _PROVEN_TOKENS else 1.0)
-        again = min(max(self.mean_tokens, 1.0), most)
-        return first, again, min(self.share, self._using)
+        return first, min(max(self.mean_tokens, 1.0), most), self.share
 
     def charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
         """The share of each request's catch-up that is charged to a step, `[requests]`."""
@@ -81,9 +78,6 @@ class Stretches:
         nobody = {choice.drafter for choice in choices} <= self._looked_up
         if nobody:
             self.share += _DRIFT * (1.0 - self.share)  # texts change, and nobody would notice
-            self._using += _DRIFT * (1.0 - self._using)
-        if self._uses:
-            self._note_using(observation)
         if nobody and not self._current:
             return  # as most steps: quickly
         before, self._current = self._current, {}
@@ -99,20 +93,6 @@ class Stretches:
                 self._use(request, arm, emitted)
         if not nobody:
             self._settle({request.id for request in observation.view.requests})
-
-    def _note_using(self, observation: Observation) -> None:
-        """Of those who caught up, who go on with what they caught up with."""
-        rows = zip(
-            observation.view.requests, observation.plan.choices, observation.emitted, strict=True
-        )
-        tokens = used = 0
-        for request, choice, emitted in rows:
-            if request.id in self._uses:
-                tokens += emitted
-                used += emitted if choice.drafter in self._caught_up else 0
-        if tokens:
-            weight = min(tokens / _USING_TOKENS, 1.0)
-            self._using += weight * (used / tokens - self._using)
 
     def _has_to_catch_up(self, request: RequestView, arm: str) -> bool:
         """Whether `arm` ever had to."""
