@@ -77,8 +77,9 @@ class RequestView:
             object.__setattr__(
                 self, "drafters", refusals.menu_of(self.id, self.drafters, self.hints)
             )
-        if self.hints and {*map(type, self.hints.values())} != {Hint}:
-            refusals.refuse_hints(self.id, self.hints)
+        for hint in self.hints.values():
+            if type(hint) is not Hint:
+                refusals.refuse_hints(self.id, self.hints)
 
 
 @dataclass(frozen=True, slots=True)
