@@ -12,21 +12,20 @@ import numpy as np
 
 from sdcontrol.core import FloatArray
 from sdcontrol.estimators.price import even_draft
+from sdcontrol.traces.step_times import LinearDrafter
 
 __all__ = ["FittedCost", "FittedRound"]
 
 
 @dataclass(frozen=True, slots=True)
 class FittedRound:
-    """Seconds of a drafting round: constant, per request, per KV token; and per token to catch up with."""
+    """Seconds of a drafting round, and per token to catch up with."""
 
-    constant_seconds: float
-    per_request_seconds: float
-    per_kv_token_seconds: float
+    line: LinearDrafter
     per_catch_up_token_seconds: float
 
 
-_UNKNOWN = FittedRound(1e3, 0.0, 0.0, 0.0)  # pays for nobody
+_UNKNOWN = FittedRound(LinearDrafter(1e3), 0.0)  # pays for nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,7 @@ class FittedCost:
         self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
     ) -> FloatArray:
         """One drafting round; 0 where nobody drafts in it."""
-        line = self.rounds.get(family, _UNKNOWN)
-        seconds = (
-            line.constant_seconds
-            + line.per_request_seconds * np.asarray(num_requests, dtype=float)
-            + line.per_kv_token_seconds * np.asarray(kv_tokens, dtype=float)
-        )
-        return np.where(np.asarray(num_requests) > 0, seconds, 0.0)
+        return self.rounds.get(family, _UNKNOWN).line.round_seconds(num_requests, kv_tokens)
 
     def catch_up_seconds(self, family: str, num_tokens: float) -> float:
         """What the tokens that a drafter's cache lacks take."""

@@ -26,7 +26,7 @@ from sdcontrol.logs import EventLog
 from sdcontrol.traces.fitted_cost import FittedCost, FittedRound
 from sdcontrol.traces.lines import Line
 from sdcontrol.traces.simulated_drafts import FREE_FAMILIES
-from sdcontrol.traces.step_times import DraftWork, StepWork
+from sdcontrol.traces.step_times import DraftWork, LinearDrafter, StepWork
 
 __all__ = ["FittedTimes", "work_of"]
 
@@ -96,9 +96,12 @@ class FittedTimes:
         *verify, if_model = self.verify.coefficients
         rounds = {}
         for family, line in self.drafts.items():
-            per_step, per_round, *others = line.coefficients
+            per_step, per_round, per_draft, per_kv_token, caught_up = line.coefficients
             per_step += 0.0 if family in FREE_FAMILIES else if_model
-            rounds[family] = FittedRound(per_round + per_step / self._mean_rounds[family], *others)
+            per_round += per_step / self._mean_rounds[family]
+            rounds[family] = FittedRound(
+                LinearDrafter(per_round, per_draft, per_kv_token), caught_up
+            )
         return FittedCost(
             verify,
             once + if_offered + if_shadow + planning[0],

@@ -147,6 +147,14 @@ class LinearDrafter:
     per_request_seconds: float = 0.0
     per_kv_token_seconds: float = 0.0
 
+    def round_seconds(
+        self, num_requests: FloatArray | float, kv_tokens: FloatArray | float
+    ) -> FloatArray:
+        """Of one round; 0 where nobody drafts in it. Arguments broadcast."""
+        requests, kv = np.asarray(num_requests, dtype=float), np.asarray(kv_tokens, dtype=float)
+        drafting = self.per_request_seconds * requests + self.per_kv_token_seconds * kv
+        return np.where(requests > 0, self.constant_seconds + drafting, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
@@ -179,13 +187,7 @@ class LinearCost:
         self, family: str, num_requests: FloatArray | float, kv_tokens: FloatArray | float
     ) -> FloatArray:
         """One drafting round; 0 where nobody drafts in it."""
-        line = self.drafters.get(family, _FREE)
-        seconds = (
-            line.constant_seconds
-            + line.per_request_seconds * np.asarray(num_requests, dtype=float)
-            + line.per_kv_token_seconds * np.asarray(kv_tokens, dtype=float)
-        )
-        return np.where(np.asarray(num_requests) > 0, seconds, 0.0)
+        return self.drafters.get(family, _FREE).round_seconds(num_requests, kv_tokens)
 
     def catch_up_seconds(self, family: str, num_tokens: float) -> float:
         """What the tokens that a drafter's cache lacks take beside its first round."""
