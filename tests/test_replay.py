@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from sdcontrol import SpeculativeDecoder, policies
 from sdcontrol.controller import Controller
@@ -430,15 +431,15 @@ def test_recording_of_an_engine_that_cannot_be_made_leaves_no_folder(tmp_path: P
 
 @pytest.mark.parametrize("named", [True, False])
 def test_recording_says_beforehand_that_exact_replay_will_need_help(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, named: bool
+    tmp_path: Path, named: bool
 ) -> None:
     """Where the policy is an object, nobody can make it again."""
     policy = "goodput" if named else Seldom()
-    with SpeculativeDecoder(tiny_model(), policy=policy, record=tmp_path / "t"):
-        pass
-    told = [message for message in caplog.messages if "recorded_without_policy" in message]
+    with capture_logs() as logs:
+        SpeculativeDecoder(tiny_model(), policy=policy, record=tmp_path / "t").close()
+    told = [log["reason"] for log in logs if log["event"] == "recorded_without_policy"]
     assert len(told) == (not named)
-    assert all("'Seldom' does not say" in message for message in told)
+    assert all("'Seldom' does not say" in reason for reason in told)
 
 
 def test_watcher_that_fails_costs_no_token(tmp_path: Path) -> None:
