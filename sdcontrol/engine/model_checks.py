@@ -61,8 +61,8 @@ def check_layers(model: PreTrainedModel, probed: Sequence[ProbedLayer]) -> None:
 def _check_windows(model: PreTrainedModel, probed: Sequence[ProbedLayer]) -> None:
     """A model that limits what a layer sees by its mask alone does so in vain here: there is none."""
     config = model.config.get_text_config()
-    kind = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
-    kinds = getattr(config, "layer_types", None) or [kind] * len(probed)
+    common = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    kinds = getattr(config, "layer_types", None) or [common] * len(probed)
     for index, (kind, layer) in enumerate(zip(kinds, probed, strict=False)):
         is_limited = "sliding" in kind or "chunked" in kind
         if is_limited != (layer.shape.window is not None) or "chunked" in kind:

@@ -33,11 +33,8 @@ __all__ = ["LEAST_EFFICIENCY", "MOST_EFFICIENCY", "PlainStep", "fit", "read_plai
 _TOKEN_SHARE = 0.5  # of what a request of one token adds
 LEAST_EFFICIENCY, MOST_EFFICIENCY = 0.25, 1.0  # of the bandwidth, that a fit may find
 _USUAL_EFFICIENCY = 0.88  # of matrix products that read their weights once
-_WEIGHTS_DOUBT, _KV_DOUBT, _REDUCE_DOUBT = (
-    0.02,
-    0.002,
-    0.005,
-)  # squared error of a step that a factor of e is worth
+# The squared relative error of a step that being off by a factor of e is worth:
+_WEIGHTS_DOUBT, _KV_DOUBT, _REDUCE_DOUBT = 0.02, 0.002, 0.005
 _REDUCE_SCALES = np.geomspace(0.2, 5.0, 15)
 
 _SECONDS_COLUMNS = {
@@ -167,11 +164,10 @@ class _Measured:
     def fit(self, weights: FloatArray, kv: FloatArray, reduce_scale: float) -> _Fit:
         """The best with one of these efficiencies each, and all-reduces that take so much longer."""
         by_weights = [self._parts(reached) for reached in weights.tolist()]
-        reading = np.stack([sum(parts.values()) for parts in by_weights])
+        reading = np.stack([sum(parts.values()) - parts["kv"] for parts in by_weights])
         attending = np.stack([self._parts(reached)["kv"] for reached in kv.tolist()])
-        known = by_weights[0]["all-reduces"] * (reduce_scale - 1.0)
-        own_kv = np.stack([parts["kv"] for parts in by_weights])
-        base = (reading - own_kv)[:, None] + attending + known
+        reducing_more = by_weights[0]["all-reduces"] * (reduce_scale - 1.0)
+        base = reading[:, None] + attending + reducing_more
         overheads, squares = _non_negative_pair(self._features, 1.0 - base / self._seconds)
         misfit = squares / len(self._seconds) + _unusual(weights, kv, reduce_scale)
         best = np.unravel_index(np.argmin(misfit), misfit.shape)
@@ -208,19 +204,16 @@ def _non_negative_pair(features: FloatArray, target: FloatArray) -> tuple[FloatA
     errors `[...]`: the best feasible of all four supports.
     """
     gram, moments = features @ features.T, target @ features.T
-    best, errors = np.zeros_like(moments), np.sum(target**2, axis=-1)
-    without = errors
+    best, without = np.zeros_like(moments), np.sum(target**2, axis=-1)
+    errors = without
     for support in ([0], [1], [0, 1]):
-        if np.linalg.matrix_rank(gram[np.ix_(support, support)]) < len(support):
+        own = gram[np.ix_(support, support)]
+        if np.linalg.matrix_rank(own) < len(support):
             continue
         found = np.zeros_like(moments)
-        found[..., support] = np.linalg.solve(
-            gram[np.ix_(support, support)], moments[..., support, None]
-        )[..., 0]
+        found[..., support] = np.linalg.solve(own, moments[..., support, None])[..., 0]
         error = without - np.sum(found * moments, axis=-1)
         is_better = (found >= 0.0).all(axis=-1) & (error < errors)
-        best, errors = (
-            np.where(is_better[..., None], found, best),
-            np.where(is_better, error, errors),
-        )
+        best = np.where(is_better[..., None], found, best)
+        errors = np.where(is_better, error, errors)
     return best, errors

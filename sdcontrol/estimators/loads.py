@@ -110,8 +110,8 @@ def latest_drafting(observations: Sequence[Observation]) -> dict[str, tuple[Draf
 
 def _families_of(observation: Observation) -> set[str]:
     """Those of the arms that the plan names."""
-    choices = observation.plan.choices
-    return {_read_by(choice.drafter)[0] for choice in choices if choice.drafter is not None}
+    arms = {choice.drafter for choice in observation.plan.choices}  # of many requests, few
+    return {_read_by(arm)[0] for arm in arms if arm is not None}
 
 
 @cache

@@ -33,8 +33,8 @@ def add_acceptance_table(
 ) -> None:
     """Compute the table of `requests`, which the closed trace in `folder` is of, and add it.
 
-    `requests` were decoded by an engine under coupled verification, or greedily under rejection: all of the trace that have output, in any
-    order. The table has the arms of `drafters`. `on_request` is called as each is done.
+    `requests` were decoded by an engine under coupled verification, or greedily under rejection: all of the
+    trace that have output, in any order. The table has the arms of `drafters`. `on_request` is called as each is done.
     Raises `TraceError` where the trace is of other requests, has a table, is not closed, or cannot be written,
     and `ConfigError` as `acceptance_outcomes` does; nothing is computed or changed then.
     """

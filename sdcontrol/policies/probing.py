@@ -11,7 +11,8 @@ of its tokens: where fewer are accepted, more is lost than is paid. And a probe 
 more the arm could bring beside the plan of this very step (`upside`), the sooner it is tried, by all at
 once sooner than by one. What is asked for falls as the allowance fills, so that nothing stays untried
 for ever; but what could bring next to nothing, even if it turned out well, is only rechecked, at the
-highest price that a probe may count for.
+highest price that a probe may count for. Two tries need not be worth it: the first of a family, where it
+costs little, and the one that follows a try that had to catch up (`second_tries`).
 
 The allowance also pays for other lengths than the best ones (`lengths`): where every step asks for as
 many tokens, what more or fewer would take is never seen, and a wrong price keeps itself up.
@@ -231,7 +232,7 @@ class Probing:
             return Probe(r, for_each, lost, lost, drafting, by_all=True)
         return lone
 
-    def _return(self, problem: Problem, answer: Answer, a: int, probe: "Probe") -> float:
+    def _return(self, problem: Problem, answer: Answer, a: int, probe: Probe) -> float:
         """What arm `a` could bring: share of the rate for a step's time of trying, catch-up included."""
         arm = problem.arms[a]
         known = 1.0 + self._seen.get(arm, 0.0) / _KNOWN_TOKENS
