@@ -67,7 +67,7 @@ def attention_used(model: LlamaForCausalLM) -> Iterator[list[str]]:
         names.append(name)
         change(name, *others, **options)  # type: ignore[arg-type]  # whatever it takes
 
-    model.set_attn_implementation = noted  # type: ignore[assignment, method-assign]  # to see who calls it
+    model.set_attn_implementation = noted  # type: ignore[assignment, method-assign]  # to note what is set
     try:
         yield names
     finally:
