@@ -31,7 +31,7 @@ _log = EventLog(__name__)
 try:
     import numba
     from numba import carray  # type: ignore[attr-defined]  # as documented
-    from numba.core import cgutils
+    from numba.core import cgutils, serialize
     from numba.extending import intrinsic, overload
 except ImportError:  # a Python that is too new for it, say
     numba = None  # type: ignore[assignment]  # a module that is missing
@@ -121,9 +121,21 @@ def _compiled_array_at(address: Any, size: Any) -> Callable[..., object]:
     return array
 
 
+def _let_interrupts_wait() -> None:
+    """Have numba find the types of arrays that compiled code returns in a cache.
+
+    Its function for that is Python, so an interrupt that came meanwhile is raised there, and nobody looks:
+    the process may die. On numba's own functions; where another has returned an array before, too late.
+    """
+    find = getattr(serialize, "_numba_unpickle", None)
+    if find is not None:
+        serialize._numba_unpickle = cache(find)
+
+
 if is_compiling:
     _pointer_to: Any = intrinsic(_pointer)
     overload(array_at)(_compiled_array_at)
+    _let_interrupts_wait()
 
 
 @cache

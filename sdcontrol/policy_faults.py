@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from sdcontrol.core import BatchView, Observation
+from sdcontrol.errors import raise_interrupt
 from sdcontrol.logs import EventLog
 
 __all__ = ["PLAN_FAULTS", "PolicyFaults"]
@@ -45,7 +46,8 @@ class PolicyFaults:
         return True
 
     def note(self, view: BatchView, kind: str, error: Exception) -> None:
-        """A fault happened in the step of `view`."""
+        """A fault happened in the step of `view`. Raises what was no fault but an interrupt."""
+        raise_interrupt(error)
         self._pending.append(f"{kind}: {type(error).__name__}: {error}")
         _log.warning(
             "policy_faulted", policy=self._name, fault=kind, error=str(error), step=view.step

@@ -31,6 +31,7 @@ from sdcontrol.cli.profile import add_profile
 from sdcontrol.cli.record import add_record
 from sdcontrol.cli.replay import add_replay
 from sdcontrol.cli.train import add_train
+from sdcontrol.errors import raise_interrupt
 from sdcontrol.extras import missing
 
 __all__ = ["main"]
@@ -54,18 +55,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     escape_what_encodings_lack()
     is_debugging = "--debug" in arguments
     try:
+        return _run(arguments, is_debugging)
+    except KeyboardInterrupt:
+        print("sdcontrol: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: Sequence[str], is_debugging: bool) -> int:
+    try:
         with logging_to_stderr(is_debugging):
             options = _parser().parse_args(arguments)
             code: int = options.run(options)
             sys.stdout.flush()
             return code
-    except KeyboardInterrupt:
-        print("sdcontrol: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # whoever read the output has enough; let nobody flush into the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        raise_interrupt(error)
         if is_debugging:
             traceback.print_exc()
         told = missing(error) or error

@@ -19,7 +19,7 @@ from sdcontrol.engine.drafters.base import (
 from sdcontrol.engine.drafters.vetting import Offer, Offers, check_drafts
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.shadows import ShadowDrafts
-from sdcontrol.errors import ConfigError
+from sdcontrol.errors import ConfigError, raise_interrupt
 from sdcontrol.logs import EventLog
 
 __all__ = ["Drafting", "Drafts"]
@@ -226,6 +226,7 @@ class Drafting:
         return tasks
 
     def _quarantine(self, family: str, error: Exception) -> None:
+        raise_interrupt(error)
         reason = f"{type(error).__name__}: {error}"
         self.quarantined[family] = reason
         log.warning("drafter_quarantined", family=family, reason=reason)

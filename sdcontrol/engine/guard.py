@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
+from sdcontrol.errors import raise_interrupt
 from sdcontrol.logs import EventLog
 
 __all__ = ["PlannerGuard"]
@@ -132,6 +133,7 @@ class PlannerGuard:
 
     def _fault(self, verb: str, error: Exception) -> None:
         """Note it; log the 1st, 2nd, 4th, 8th ... of a verb: a planner may fail in every step."""
+        raise_interrupt(error)
         self._failures[verb] += 1
         times = self._failures[verb]
         if times.bit_count() == 1:

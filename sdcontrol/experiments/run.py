@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from sdcontrol.errors import SdcontrolError
+from sdcontrol.errors import SdcontrolError, raise_interrupt
 from sdcontrol.experiments.config import Experiment
 from sdcontrol.experiments.judge import counted, decide
 from sdcontrol.experiments.records import BlockRecord, RunRecord
@@ -142,6 +142,7 @@ def _catch_up(
         try:
             runner.run_block(arm, block, start_seconds=0.0)
         except Exception as error:  # it will fail again where it counts
+            raise_interrupt(error)
             _log.warning("arm_failed", arm=arm, error=str(error))
     pace.restart()
 
@@ -175,6 +176,7 @@ def _run_arm(runner: Runner, arm: str, block: int, now: float) -> tuple[RunRecor
     try:
         return runner.run_block(arm, block, start_seconds=now)
     except Exception as error:
+        raise_interrupt(error)
         _log.warning("arm_failed", arm=arm, block=block, error=str(error))
         text = " ".join(str(error).split())
         kind = "" if isinstance(error, SdcontrolError) else f"{type(error).__name__}: "

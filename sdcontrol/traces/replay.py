@@ -15,7 +15,7 @@ from pathlib import Path
 from sdcontrol import policies
 from sdcontrol.controller import Controller
 from sdcontrol.core import Choice, Observation, Plan
-from sdcontrol.errors import ConfigError, TraceError
+from sdcontrol.errors import ConfigError, TraceError, raise_interrupt
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.schema import RecordedStep
 
@@ -158,6 +158,7 @@ def _learn(controller: Controller, waiting: deque[_Placed], num_steps: int) -> I
         try:
             controller.observe(observation)
         except Exception as error:
+            raise_interrupt(error)
             number, raised = observation.view.step, f"raised {error!r}"
             yield Difference(place, number, "observe", "an observation", raised)
 
@@ -169,6 +170,7 @@ def _decide(controller: Controller, place: int, step: RecordedStep) -> Iterator[
         try:
             plan = decide()
         except Exception as error:  # of whatever planner is tried
+            raise_interrupt(error)
             yield Difference(place, number, verb, _words(recorded), f"raised {error!r}")
             continue
         if plan.choices != recorded.choices:
