@@ -55,6 +55,40 @@ TWO = problem(
 )
 
 
+STAIRS = problem(
+    np.array(
+        [
+            [
+                [0, 0.97, 1.75, 1.96, 1.98],
+                [0, 0.29, 0.52, 0.71, 0.87],
+                [0, 0.99, 1.74, 2.1, 2.14],
+                [0, 0.86, 1.56, 1.57, 1.58],
+                [0, 0.91, 1.44, 1.65, 1.71],
+            ],
+            [
+                [0, 0.81, 1.04, 1.11, 1.13],
+                [0, 0.47, 0.65, 0.77, 0.8],
+                [0, 0.44, 0.75, 0.97, 1.04],
+                [0, 0.76, 1.51, 2.17, 2.76],
+                [0, 0, 0, 0, 0],
+            ],
+            [[0] * 5] * 5,
+        ]
+    ),
+    np.array([2.54, *[2.68] * 7, *[4.89] * 8, *[7.1] * 5]),
+    np.array([[0, *[0.18] * 3, *[0.22] * 3], [0, *[0.01] * 6], [0] * 7]),
+    np.zeros((3, 5)),
+)
+
+
+def test_a_round_is_left_by_all_who_share_it() -> None:
+    """Three requests with two tokens each, where one each would do and leave a fourth as many as it likes.
+
+    Whoever goes first pays for the round as before, and none of two may go alone.
+    """
+    assert maximise(STAIRS).length.tolist() == [1, 0, 1, 4, 1]
+
+
 @pytest.mark.parametrize("hard", [THREE, TWO], ids=["three", "two"])
 def test_a_plan_that_was_found_is_not_lost_when_its_rate_becomes_the_price(hard: Problem) -> None:
     """What rounds cost whoever joins or leaves them was kept at the price before."""

@@ -22,7 +22,7 @@ import numpy as np
 from sdcontrol.compiled import compiled
 from sdcontrol.errors import PlanError
 from sdcontrol.policies.filling import NEVER
-from sdcontrol.policies.opening import open_alone, open_plan
+from sdcontrol.policies.opening import open_capped, open_plan
 from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, blank, reprice, seat, value
 from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 from sdcontrol.policies.search import kick, settle, shift
@@ -36,6 +36,8 @@ _MOST_KICKS = 8
 _EFFORT = 150_000  # over the square of the options in a problem: changes to try by kicks
 _THOROUGH = 23  # changes from which on many openings are tried too
 _TRIES = 64  # changes to try then
+_MOST_OPENINGS = 128  # numbers of rounds to open, then
+_PAIR = 2  # requests, all of whose changes kicks try
 _GUESSES = (0.0, 0.5, 2.0, 4.0)  # of the average price of a token
 
 
@@ -163,8 +165,9 @@ def _open_often(priced: Priced, caps: IntArray, token_price: float, is_alone: bo
     for k in range(families * (lengths - 1) if is_alone else len(_GUESSES)):
         state = blank(priced)
         if is_alone:
-            f, cap = divmod(k, lengths - 1)
-            open_alone(priced, state, requests, f, cap + 1)
+            alone = np.zeros(families, dtype=np.int64)
+            alone[k // (lengths - 1)] = k % (lengths - 1) + 1
+            open_capped(priced, state, requests, alone)
         else:
             crowd = max(requests - k - 1, min(requests, 2))
             open_plan(priced, state, token_price * _GUESSES[k], crowd, np.full(families, -1))
@@ -227,6 +230,49 @@ def _climb(
     return best, rate, priced
 
 
+@compiled(f"{STATE}({PRICED}, {STATE})")
+def _open_rounds(priced: Priced, state: State) -> State:
+    """The best of `state` and what comes of any numbers of rounds, so many of each family.
+
+    Those who share a round are better off without it only once all of them leave. Of many families, or
+    rounds, some numbers are left out.
+    """
+    requests, families, lengths = priced[0].shape
+    levels = min(int(_MOST_OPENINGS ** (1.0 / families)), lengths)
+    reprice(priced, state)
+    best, most, caps = state, value(priced, state), np.zeros(families, dtype=np.int64)
+    for k in range(1, levels**families):
+        for f in range(families):
+            caps[f] = k // levels**f % levels * (lengths - 1) // (levels - 1)
+        opened = blank(priced)
+        open_capped(priced, opened, requests, caps)
+        settle(priced, opened, 0)
+        worth = value(priced, opened)
+        if worth > most:
+            best, most = opened, worth
+    return best
+
+
+@compiled(
+    f"Tuple(({STATE}, float64))({TABLES}, Tuple(({STATE}, float64, float64)), float64, bool_)"
+)
+def _look_elsewhere(
+    tables: Tables, plan: tuple[State, float, float], rate: float, is_given: bool
+) -> tuple[State, float]:
+    """The best of `plan` and what comes of families alone, and of others beside them."""
+    best, tokens, seconds = plan
+    climbed = _climb(tables, rate, is_given, _TRIES, True)
+    other, price = climbed[0], _polish(tables, climbed, is_given, _TRIES)
+    _, other_tokens, other_seconds = _evaluate(tables, other, price)
+    price = rate if is_given else tokens / seconds
+    if other_tokens - tokens > price * (other_seconds - seconds):
+        best, tokens, seconds = other, other_tokens, other_seconds
+        price = rate if is_given else tokens / seconds
+    if len(best[0]) > _PAIR and len(tables[4]) > 2:
+        best = _open_rounds(_price(tables, price), best)
+    return best, price
+
+
 @compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({TABLES}, float64, bool_)")
 def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntArray, float, float]:
     """Arms, lengths, tokens and seconds; negative seconds where there is no rate."""
@@ -244,12 +290,8 @@ def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntAr
     best, found = climbed[0], _polish(tables, climbed, is_given, tries)
     arm, tokens, seconds = _evaluate(tables, best, found)
     if tries >= _THOROUGH:
-        climbed = _climb(tables, rate, is_given, tries, True)
-        other, found = climbed[0], _polish(tables, climbed, is_given, tries)
-        other_arm, other_tokens, other_seconds = _evaluate(tables, other, found)
-        price = rate if is_given else tokens / seconds
-        if other_tokens - tokens > price * (other_seconds - seconds):
-            best, arm, tokens, seconds = other, other_arm, other_tokens, other_seconds
+        best, found = _look_elsewhere(tables, (best, tokens, seconds), rate, is_given)
+        arm, tokens, seconds = _evaluate(tables, best, found)
     if not is_given and tokens < alike * seconds:
         other = _open_alike(tables, alike, a, n)
         other_arm, other_tokens, other_seconds = _evaluate(tables, other, alike)

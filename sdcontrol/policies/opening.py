@@ -12,7 +12,7 @@ from sdcontrol.policies.filling import NEVER, fill
 from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, seat
 from sdcontrol.policies.problem import IntArray
 
-__all__ = ["open_alone", "open_plan"]
+__all__ = ["open_capped", "open_plan"]
 
 _MOST_ASCENTS = 3
 _LEAST = 1e-9  # tokens by which a move must be better
@@ -220,11 +220,10 @@ def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps
     _seat(priced, state, worth, caps, length)
 
 
-@compiled(f"void({PRICED}, {STATE}, int64, int64, int64)")
-def open_alone(priced: Priced, state: State, crowd: int, f: int, cap: int) -> None:
-    """Make `state`, in which nobody drafts, the best plan of one family with `cap` rounds."""
+@compiled(f"void({PRICED}, {STATE}, int64, int64[::1])")
+def open_capped(priced: Priced, state: State, crowd: int, caps: IntArray) -> None:
+    """Make `state`, in which nobody drafts, the best plan of `caps` rounds of each family."""
     worth, _ = _linear(priced, crowd)
-    caps, length = np.zeros(len(worth), dtype=np.int64), np.zeros(len(state[0]), dtype=np.int64)
-    caps[f] = cap
+    length = np.zeros(len(state[0]), dtype=np.int64)
     fill(worth, priced[1], caps, length)
     _seat(priced, state, worth, caps, length)
