@@ -12,7 +12,7 @@ from sdcontrol.errors import PlanError
 from sdcontrol.policies.reading import layout_of
 
 ARMS = ("ngram", "draft_model")
-ASKERS = ("goodput", "roofline", "budget_argmax")
+ASKERS = ("goodput", "roofline", "budget_argmax", "smartspec")
 SURVIVAL = {
     "ngram": np.cumprod(np.full((3, 4), 0.6), axis=1),
     "draft_model": np.cumprod(np.full((3, 4), 0.8), axis=1),
