@@ -12,7 +12,7 @@ from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
 from sdcontrol.policies.checks import ToyCost
 from sdcontrol.policies.rivals.budget_argmax import BudgetArgmax
-from sdcontrol.policies.rivals.ema_steps import EmaSteps
+from sdcontrol.policies.rivals.ema_steps import EmaSteps, _moved
 from sdcontrol.policies.rivals.heuristic import Heuristic
 from sdcontrol.policies.rivals.smartspec import SmartSpec
 from tests.engine_support import run_checked, tiny_model
@@ -192,10 +192,10 @@ def test_ema_steps_waits_10_batches_and_then_looks_every_5() -> None:
     policy = EmaSteps(ARM, {64: (1, 2, 3, 4, 5)}, initial_tokens=3)
     view, belief = view_of(2), belief_of(2)
     seen = []
-    for _ in range(16):
+    for _ in range(20):
         seen.append(lengths(policy.plan(view, belief))[0])
         policy.update(observed(view, Plan.uniform(view, ARM, seen[-1]), (0, 0)))
-    assert seen == [3] * 10 + [1] * 6
+    assert seen == [3] * 15 + [1] * 5
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,39 @@ def test_ema_steps_waits_10_batches_and_then_looks_every_5() -> None:
 )
 def test_ema_steps_rounds_with_hysteresis_downwards(mean: float, before: int, after: int) -> None:
     """round(ema) + 1 upwards; a shorter length only 0.25 below where it would have been left."""
-    policy = EmaSteps(ARM, {64: (1, 2, 3, 4, 5)}, initial_tokens=before)
-    assert policy._moved((1, 2, 3, 4, 5), mean) == after
+    assert _moved((1, 2, 3, 4, 5), before, mean) == after
+
+
+def all_accepted(policy: EmaSteps, batch: int, steps: int, share: float = 1.0) -> list[int]:
+    """The lengths of so many steps in which that share of every draft is accepted."""
+    seen = []
+    view, belief = view_of(batch), belief_of(batch)
+    for _ in range(steps):
+        plan = policy.plan(view, belief)
+        seen.append(max(lengths(plan)))
+        accepted = tuple(int(share * n) for n in lengths(plan))
+        policy.update(observed(view, plan, accepted))
+    return seen
+
+
+def test_ema_steps_learns_for_every_row_of_batch_sizes_apart() -> None:
+    """What small batches accept moves nothing for large ones, which have their own warm-up."""
+    policy = EmaSteps(ARM, {2: (1, 3, 5), 64: (1, 3, 5)}, initial_tokens=3)
+    assert all_accepted(policy, 1, 21)[-1] == 5
+    assert all_accepted(policy, 8, 16, share=0.0) == [3] * 15 + [1]
+    assert all_accepted(policy, 1, 1) == [5]
+
+
+def test_ema_steps_without_drafts_looks_again_after_5_batches() -> None:
+    """Off is no dead end, be it for a beginning or since nothing was accepted."""
+    policy = EmaSteps(ARM, {64: (0, 1, 3)}, initial_tokens=0)
+    seen = all_accepted(policy, 4, 40)
+    assert seen[:15] == [0] * 15
+    assert seen[-1] == 3
+    seen = all_accepted(policy, 4, 80, share=0.0)
+    assert seen.count(0) > 30
+    assert seen.count(1) > 10
+    assert set(seen[-20:]) == {0, 1}
 
 
 def test_ema_steps_keeps_to_the_candidates_of_the_batch_size() -> None:

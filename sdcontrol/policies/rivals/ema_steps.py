@@ -3,6 +3,7 @@
 Knows no cost, so it cannot tell when speculation loses; the shortest candidate is its floor.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -30,8 +31,10 @@ class EmaStepsConfig(OneDrafterConfig):
     @field_validator("candidates")
     @classmethod
     def _is_sorted(cls, candidates: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        if any(not row or min(row) < 0 for row in candidates.values()):
-            raise ValueError("every batch size needs draft lengths of at least 0")
+        if any(batch < 1 or not row or min(row) < 0 for batch, row in candidates.items()):
+            raise ValueError(
+                "batch sizes are at least 1, and each needs draft lengths of at least 0"
+            )
         return {batch: tuple(sorted(set(row))) for batch, row in sorted(candidates.items())}
 
     def build(self) -> "EmaSteps":
@@ -39,12 +42,36 @@ class EmaStepsConfig(OneDrafterConfig):
         return EmaSteps(self.drafter, dict(self.candidates), self.initial_tokens)
 
 
+@dataclass(slots=True)
+class _Row:
+    """The candidates of some batch sizes, and what batches of those sizes have taught."""
+
+    most: int  # requests
+    lengths: tuple[int, ...]
+    tokens: int  # the present one of `lengths`
+    ema: float  # of the batch means of accepted draft tokens; one less than `tokens` at first
+    num_batches: int = 0
+
+    def move(self) -> None:
+        """Take another length, if it is time: the next one where nothing is drafted, to look again."""
+        late = self.num_batches - _WARM_UP_BATCHES
+        if late <= 0 or late % _INTERVAL_BATCHES:
+            return
+        if self.tokens or len(self.lengths) == 1:
+            self.tokens = _moved(self.lengths, self.tokens, self.ema)
+            return
+        self.tokens = self.lengths[1]
+        if self.ema < 0.0:  # it never drafted
+            self.ema = self.tokens - 1.0
+
+
 class EmaSteps(OneDrafter):
     """k = clamp(round(ema) + 1) among candidates, looked at every 5 batches after the first 10.
 
     `ema` runs over the batch means of accepted draft tokens. A longer candidate is taken when
     round(ema) + 1 exceeds the current one, a shorter one only when `ema` lies 0.25 below the value
-    at which it would have been left. `candidates` is sorted by batch size.
+    at which it would have been left. Each row of `candidates`, which is sorted by batch size, has a
+    mean and a length of its own. A candidate of 0 is left again after 5 batches.
     """
 
     def __init__(
@@ -53,40 +80,41 @@ class EmaSteps(OneDrafter):
         super().__init__(drafter)
         self.candidates = candidates
         self.initial_tokens = initial_tokens
-        self._tokens = initial_tokens
-        self._ema: float | None = None
-        self._batches = 0
+        self._rows = [
+            _Row(most, lengths, tokens := _nearest(lengths, initial_tokens), tokens - 1.0)
+            for most, lengths in candidates.items()
+        ]
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
-        """The current length, or the nearest candidate of this batch size."""
-        tokens = _nearest(self._row(len(view.requests)), self._tokens)
+        """The current length of this batch size."""
+        tokens = self._row(len(view.requests)).tokens
         return self.uniform(view, tokens, f"ema_steps: {tokens}")
 
     def update(self, observation: Observation) -> None:
         """Move the running mean, and every 5th batch the length."""
+        row = self._row(len(observation.view.requests))
         pairs = zip(observation.accepted, observation.proposed, strict=True)
         accepted = [count for count, proposed in pairs if proposed]
-        if not accepted:
+        if accepted:
+            row.ema = (1 - _RATE) * row.ema + _RATE * sum(accepted) / len(accepted)
+        elif row.tokens or not observation.view.requests:  # nobody could draft: it says nothing
             return
-        mean = sum(accepted) / len(accepted)
-        self._ema = mean if self._ema is None else (1 - _RATE) * self._ema + _RATE * mean
-        self._batches += 1
-        late = self._batches - _WARM_UP_BATCHES
-        if late >= 0 and late % _INTERVAL_BATCHES == 0:
-            self._tokens = self._moved(self._row(len(observation.view.requests)), self._ema)
+        row.num_batches += 1
+        row.move()
 
-    def _moved(self, row: tuple[int, ...], ema: float) -> int:
-        index = row.index(_nearest(row, self._tokens))
-        while index > 0 and ema <= row[index - 1] - 0.5 + _HYSTERESIS:
-            index -= 1
-        while index + 1 < len(row) and ema > row[index] - 0.5:
-            index += 1
-        return row[index]
-
-    def _row(self, batch: int) -> tuple[int, ...]:
-        rows = list(self.candidates.items())
-        return next((row for most, row in rows if batch <= most), rows[-1][1])
+    def _row(self, batch: int) -> _Row:
+        return next((row for row in self._rows if batch <= row.most), self._rows[-1])
 
 
-def _nearest(row: tuple[int, ...], tokens: int) -> int:
-    return min(row, key=lambda candidate: (abs(candidate - tokens), candidate))
+def _moved(lengths: tuple[int, ...], tokens: int, ema: float) -> int:
+    """The candidate that `ema` calls for, coming from `tokens`."""
+    index = lengths.index(tokens)
+    while index > 0 and ema <= max(lengths[index - 1] - 0.5, 0.5) + _HYSTERESIS:
+        index -= 1
+    while index + 1 < len(lengths) and ema > max(lengths[index] - 0.5, 0.5):
+        index += 1
+    return lengths[index]
+
+
+def _nearest(lengths: tuple[int, ...], tokens: int) -> int:
+    return min(lengths, key=lambda candidate: (abs(candidate - tokens), candidate))

@@ -1,6 +1,7 @@
 """Two more when all were accepted, else one fewer: transformers' schedule of assistant tokens.
 
-Knows neither cost nor survival; per request, since transformers assists one request at a time.
+Knows neither cost nor survival; per request, since transformers assists one request at a time. Each
+request begins anew, as with its `heuristic_transient`.
 """
 
 from typing import Literal
