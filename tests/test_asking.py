@@ -10,6 +10,7 @@ from sdcontrol import policies
 from sdcontrol.core import BatchView, Belief, Plan, RequestView
 from sdcontrol.errors import PlanError
 from sdcontrol.policies.reading import layout_of
+from sdcontrol.policies.rivals.budget_argmax import BudgetArgmax
 
 ARMS = ("ngram", "draft_model")
 ASKERS = ("goodput", "roofline", "budget_argmax", "smartspec")
@@ -44,6 +45,8 @@ def planned(name: str, cost: Own, survival: Any = None) -> Plan:
     """The plan, refined where the policy refines."""
     policy, view = policies.build(name), view_of()
     belief = Belief(SURVIVAL if survival is None else survival, cost)
+    if isinstance(policy, BudgetArgmax):
+        policy._num_steps = 1000  # before it has seen enough it asks nobody
     plan = policy.plan(view, belief)
     if isinstance(policy, policies.Refiner) and not plan.is_off:
         drafted = tuple((0.9,) * choice.num_draft_tokens for choice in plan.choices)

@@ -253,9 +253,23 @@ class PerToken(ToyCost):
         return np.asarray(1.0 + 0.4 * np.maximum(np.asarray(num_tokens) - 4.0, 0.0))
 
 
+class FreeRounds(PerToken):
+    """Drafting takes no time."""
+
+    def draft_seconds(self, family, num_requests, kv_tokens):  # type: ignore[no-untyped-def]
+        return np.zeros_like(np.asarray(num_requests, dtype=float))
+
+
+def budget_argmax(num_draft_tokens: int) -> BudgetArgmax:
+    """One that has seen enough, and all of it was accepted as it had expected."""
+    policy = BudgetArgmax(ARM, num_draft_tokens, context_tokens=100, num_requests=4)
+    policy._num_steps = 1000
+    return policy
+
+
 def test_budget_argmax_always_drafts_in_full_and_submits_the_likeliest_slots() -> None:
-    policy = BudgetArgmax(ARM, num_draft_tokens=3, context_tokens=100, num_requests=4)
-    view, belief = view_of(2), belief_of(2, PerToken())
+    policy = budget_argmax(3)
+    view, belief = view_of(2), belief_of(2, FreeRounds())
     plan = policy.plan(view, belief)
     assert lengths(plan) == [3, 3]
     confidence = ((0.9, 0.9, 0.9), (0.3, 0.3, 0.3))
@@ -265,9 +279,52 @@ def test_budget_argmax_always_drafts_in_full_and_submits_the_likeliest_slots() -
     assert lengths(policy.refine(view, plan, confidence, belief)) == [2, 0]
 
 
+def test_budget_argmax_counts_the_time_that_drafting_took() -> None:
+    """After rounds of 0.5 each a token for 0.4 more pays, which beside a step of 1 alone does not."""
+
+    class Rounds(PerToken):
+        def draft_seconds(self, family, num_requests, kv_tokens):  # type: ignore[no-untyped-def]
+            return np.asarray(0.5)
+
+    policy, view = budget_argmax(3), view_of(2)
+    confidence = ((0.9, 0.9, 0.9), (0.3, 0.3, 0.3))
+    belief = belief_of(2, Rounds())
+    # survival .9 .81 .73 .3: 4.44 tokens in 2.9 s, 3.71 in 2.5
+    plan = policy.plan(view, belief)
+    assert lengths(policy.refine(view, plan, confidence, belief)) == [3, 0]
+
+
+def test_budget_argmax_counts_the_tokens_of_a_prompt_beside() -> None:
+    """With two prompt tokens the fourth token is reached before any draft."""
+    policy, view = budget_argmax(3), replace(view_of(2), prefill_tokens=2)
+    belief = belief_of(2, FreeRounds())
+    plan = policy.plan(view, belief)
+    confidence = ((0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
+    assert lengths(policy.refine(view, plan, confidence, belief)) == [0, 0]
+
+
+def test_budget_argmax_verifies_in_full_until_it_has_seen_enough() -> None:
+    """A drafter that is sure of nothing, and right in nine cases of ten, is not given up unseen."""
+    generator = np.random.default_rng(3)
+    policy = BudgetArgmax(ARM, num_draft_tokens=2, context_tokens=100, num_requests=4)
+    view, belief = view_of(8), belief_of(8, PerToken())
+    confidence, seen = ((1e-4, 1e-4),) * 8, []
+    for _ in range(80):
+        plan = policy.plan(view, belief)
+        kept = policy.refine(view, plan, confidence, belief)
+        seen.append(sum(lengths(kept)))
+        runs = generator.geometric(0.1, 8) - 1
+        accepted = tuple(int(min(run, n)) for run, n in zip(runs, lengths(kept), strict=True))
+        one = observed(view, plan, accepted, confidence=confidence)
+        policy.update(replace(one, proposed=tuple(lengths(kept))))
+    assert seen[:50] == [16] * 50
+    assert policy._survival(confidence[0], 2)[0] == pytest.approx(0.9, abs=0.07)
+
+
 def test_budget_argmax_verifies_no_more_n_gram_drafts_than_pay() -> None:
     """Beyond four tokens a step costs more than any draft token brings."""
-    policy = {"kind": "budget_argmax", "drafter": "ngram", "num_draft_tokens": 8}
+    policy = policies.build({"kind": "budget_argmax", "drafter": "ngram", "num_draft_tokens": 8})
+    policy._num_steps = 1000  # type: ignore[attr-defined]
     observations = []
 
     class Kept(Controller):
@@ -292,7 +349,7 @@ def test_budget_argmax_prices_steps_by_token_count_alone() -> None:
         def verify_seconds(self, num_tokens, kv_tokens, num_requests):  # type: ignore[no-untyped-def]
             return super().verify_seconds(num_tokens, 0.0, 1) + 0.01 * np.asarray(kv_tokens)
 
-    policy = BudgetArgmax(ARM, 3, 100, 4)
+    policy = budget_argmax(3)
     confidence = ((0.9, 0.7, 0.6), (0.8, 0.5, 0.3))
     plans = []
     for context in (10, 100_000):

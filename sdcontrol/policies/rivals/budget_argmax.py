@@ -1,7 +1,8 @@
 """Everyone drafts in full; a budget of verification goes to the likeliest drafts: vLLM's rule.
 
-Step time depends on the number of tokens alone, at one context length. Survival comes from one
-global logistic on the drafter's log-odds, with an intercept per position. Drafting is never saved.
+Step time depends on the numbers of tokens and of requests alone, at one context length, drafting
+included, which is never saved. Survival comes from one global logistic on the drafter's log-odds, with
+an intercept per position; until that has seen enough, all drafts are verified.
 """
 
 import math
@@ -10,7 +11,17 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from sdcontrol.core import BatchView, Belief, Choice, Confidence, FloatArray, Observation, Plan
+from sdcontrol.core import (
+    BatchView,
+    Belief,
+    Choice,
+    Confidence,
+    FloatArray,
+    Observation,
+    Plan,
+    family_of,
+)
+from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.policies.asking import verify_seconds
 from sdcontrol.policies.rivals.one_drafter import OneDrafter, OneDrafterConfig
 
@@ -18,6 +29,7 @@ __all__ = ["BudgetArgmax", "BudgetArgmaxConfig"]
 
 _MEMORY_TOKENS = 2000.0
 _MOST_LOG_ODDS = 8.0
+_FULL_STEPS = 50  # whose drafts are all verified: what is left out teaches nothing
 
 
 class BudgetArgmaxConfig(OneDrafterConfig):
@@ -39,8 +51,9 @@ class BudgetArgmax(OneDrafter):
     """Drafts `num_draft_tokens` for all, then submits the (request, position) slots that pay.
 
     Slots are sorted by survival; the budget is the argmax of expected tokens over the step time of
-    that many tokens, read at `num_requests` requests of `context_tokens` each. The logistic is
-    fitted online, by one Newton step per observation with a forgetting information matrix.
+    that many tokens, read at `num_requests` requests of `context_tokens` each, drafting included. The
+    logistic is fitted online, by one Newton step per observation with a forgetting information matrix;
+    the drafts of its first 50 are submitted in full.
     """
 
     refines_between_rounds = False
@@ -56,6 +69,7 @@ class BudgetArgmax(OneDrafter):
         self._weights: FloatArray = np.zeros(num_draft_tokens + 1)  # slope, then intercepts
         self._weights[0] = 1.0  # confidence taken at its word until outcomes are seen
         self._information: FloatArray = np.diag(4.0 * prior)
+        self._num_steps = 0  # learnt from
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """Everyone drafts in full."""
@@ -63,6 +77,8 @@ class BudgetArgmax(OneDrafter):
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """The slots within the budget. A request that was not drafted in full yet is left alone."""
+        if self._num_steps < _FULL_STEPS:
+            return plan
         lengths = [choice.num_draft_tokens for choice in plan.choices]
         if any(0 < len(known) < n for known, n in zip(confidence, lengths, strict=True)):
             return plan
@@ -72,7 +88,8 @@ class BudgetArgmax(OneDrafter):
             for survival in self._survival(confidence[r], n)
         )
         expected = len(view.requests) + np.cumsum([0.0, *(-negative for negative, _ in slots)])
-        kept = int(np.argmax(expected / self._seconds(len(view.requests), len(slots), belief)))
+        seconds = self._drafting_seconds(plan, belief) + self._seconds(view, len(slots), belief)
+        kept = int(np.argmax(expected / seconds))
         submitted = [0] * len(lengths)
         for _, r in slots[:kept]:
             submitted[r] += 1
@@ -87,6 +104,7 @@ class BudgetArgmax(OneDrafter):
         features, outcomes = self._tested(observation)
         if not len(outcomes):
             return
+        self._num_steps += 1
         rate = 1.0 / (1.0 + np.exp(-(features @ self._weights)))
         fade = 1.0 - len(outcomes) / (_MEMORY_TOKENS + len(outcomes))
         curvature = (features * (rate * (1.0 - rate))[:, None]).T @ features
@@ -122,9 +140,20 @@ class BudgetArgmax(OneDrafter):
                 outcomes.append(float(j < accepted))
         return np.array(features).reshape(len(outcomes), len(self._weights)), np.array(outcomes)
 
-    def _seconds(self, batch: int, slots: int, belief: Belief) -> FloatArray:
-        """Step time of `batch` + 0..slots tokens, from the table of one context length."""
-        tokens = np.arange(batch, batch + slots + 1.0)
+    def _drafting_seconds(self, plan: Plan, belief: Belief) -> float:
+        """What the drafts of `plan` took, by the table of one context length."""
+        lengths = [choice.num_draft_tokens for choice in plan.choices if choice.drafter]
+        drafter = next((choice.drafter for choice in plan.choices if choice.drafter), None)
+        if drafter is None:
+            return 0.0
+        reads = min(self.context_tokens, sparse_budget(drafter) or self.context_tokens)
+        num_drafting = float(len(lengths))
+        one = belief.cost.draft_seconds(family_of(drafter), num_drafting, reads * num_drafting)
+        return max(lengths) * float(one)
+
+    def _seconds(self, view: BatchView, slots: int, belief: Belief) -> FloatArray:
+        """Step time of the view's tokens and 0..slots more, from the table of one context length."""
+        tokens = len(view.requests) + view.prefill_tokens + np.arange(slots + 1.0)
         kv_tokens = float(self.context_tokens * self.num_requests)
         verify = verify_seconds(belief.cost, tokens, kv_tokens, self.num_requests)
         return np.asarray(verify + belief.cost.overhead_seconds())
