@@ -22,7 +22,9 @@ from sdcontrol.core import (
     Timing,
 )
 from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.drafters.base import Draft, DraftTask, KeepDrafting
 from sdcontrol.engine.drafters.build import DrafterSpec
+from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.history import RequestHistory, RequestLog
 from sdcontrol.engine.kernels.reference import TorchAttention
 from sdcontrol.engine.kv_cache import KVCache
@@ -253,18 +255,27 @@ def test_a_refinement_cannot_lengthen_a_plan() -> None:
     assert planner.faults() == []
 
 
+class Silent(NgramDrafter):
+    """Does not say how sure it is."""
+
+    def propose(self, tasks: Sequence[DraftTask], keep_drafting: KeepDrafting) -> Sequence[Draft]:
+        return [draft._replace(confidence=()) for draft in super().propose(tasks, keep_drafting)]
+
+
+@pytest.mark.parametrize("drafter", [NgramDrafter, Silent])
 @pytest.mark.parametrize("asked", [True, False])
 def test_n_gram_drafts_are_refined_unless_a_planner_says_that_hints_were_enough(
-    asked: bool,
+    asked: bool, drafter: type[NgramDrafter]
 ) -> None:
     class Cutting(ForcedPlanner):
         refines_hinted = asked
 
         def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+            assert len(confidence) == len(view.requests)
             return Plan.uniform(view, self.arm, 1)
 
     planner = Cutting(num_draft_tokens=3)
-    with Engine(target(), drafters=["ngram"], planner=planner, config=SMALL) as engine:
+    with Engine(target(), drafters=[drafter()], planner=planner, config=SMALL) as engine:
         check_all(engine)
     drafted = max(max(o.drafted, default=0) for o in planner.observations)
     proposed = max(max(o.proposed, default=0) for o in planner.observations)

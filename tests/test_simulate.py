@@ -231,10 +231,11 @@ def test_a_planner_is_asked_after_every_round_or_once_all_is_drafted(between: bo
     assert seen[:4] == ([1, 2, 3, 4] if between else [4] * 4)
 
 
+@pytest.mark.parametrize("confident", [True, False])
 @pytest.mark.parametrize("asked", [True, False])
-def test_n_gram_drafts_are_refined_as_in_an_engine(asked: bool) -> None:
+def test_n_gram_drafts_are_refined_as_in_an_engine(asked: bool, confident: bool) -> None:
     hits = ([True, True, False] * 14)[:40]
-    known = {"ngram": outcomes(hits, "n", with_confidence=True)}
+    known = {"ngram": outcomes(hits, "n", with_confidence=confident)}
     workload = Workload.of("one", [SimulatedRequest("a", 0.0, 4, 40, known)])
 
     class Deep(DicePlanner):
@@ -244,6 +245,7 @@ def test_n_gram_drafts_are_refined_as_in_an_engine(asked: bool) -> None:
             return Plan.uniform(view, "ngram", 8)
 
         def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+            assert len(confidence) == len(view.requests)
             return Plan.uniform(view, "ngram", 1)
 
     planner = Deep(0)

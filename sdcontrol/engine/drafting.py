@@ -140,10 +140,10 @@ class Drafting:
         """Draft what `plan` asks for; `refine`, if any, may shorten it in the end.
 
         With `between_rounds`, also on the way; without, drafters need not ask. Without
-        `refines_hinted`, only where drafting brought something to light that no hint had said.
+        `refines_hinted`, only where drafters said how sure they are, and no hint had said that before.
         """
         session = _Session(view, plan, refine)
-        may_shorten = refines_hinted
+        may_ask = False
         seconds: dict[str, float] = {}
         for family, rows in _rows_by_family(plan).items():
             started = self._clock()
@@ -156,8 +156,8 @@ class Drafting:
                 self._quarantine(family, error)
                 session.drop(rows)
             seconds[family] = self._clock() - started
-            may_shorten = may_shorten or not drafter.is_free
-        return session.close(seconds, may_shorten=may_shorten)
+            may_ask = may_ask or not drafter.is_free
+        return session.close(seconds, may_ask=may_ask, must_ask=refines_hinted)
 
     def shadows(
         self, requests: Sequence[Request], plan: Plan, lengths: Sequence[int]
@@ -266,10 +266,11 @@ class _Session:
     def drop(self, rows: Sequence[int]) -> None:
         self.take(rows, [NO_DRAFT] * len(rows))
 
-    def close(self, seconds: dict[str, float], *, may_shorten: bool) -> Drafts:
+    def close(self, seconds: dict[str, float], *, may_ask: bool, must_ask: bool) -> Drafts:
         drafted = tuple([len(draft.tokens) for draft in self._drafts])
         confidence = self._confidence()
-        if may_shorten and confidence is not None and self._refine is not None:
+        is_asked = must_ask or (may_ask and confidence is not None)
+        if is_asked and self._refine is not None and any(drafted):
             self._shorten()
         kept = zip(self._drafts, drafted, self._limits, strict=True)
         drafts = [d if nodes <= limit else d.truncated(limit) for d, nodes, limit in kept]
@@ -278,7 +279,8 @@ class _Session:
     def _shorten(self) -> None:
         """Ask the planner; a longer answer than the plan's counts as the plan's."""
         assert self._refine is not None
-        refined = self._refine(self._view, self._plan, self._confidence() or ())
+        confidence = self._confidence() or ((),) * len(self._drafts)
+        refined = self._refine(self._view, self._plan, confidence)
         pairs = zip(self._limits, refined.choices, strict=True)
         self._limits = [min(limit, choice.num_draft_tokens) for limit, choice in pairs]
 

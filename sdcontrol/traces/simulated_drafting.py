@@ -66,7 +66,7 @@ class SimulatedDrafting:
             arms.append(arm)
             drafted.append(length)
             accepted.append(got)
-        if not is_counted:
+        if not is_counted or (self._refines and self._refines_hinted):
             return self._propose_in_detail(view, plan, live, arms)
         as_drafted = tuple(drafted)
         return SimulatedDrafts(planned, as_drafted, as_drafted, tuple(accepted), tuple(arms))
@@ -121,8 +121,9 @@ class SimulatedDrafting:
     ) -> SimulatedDrafts:
         """With trees, and with confidence that the planner may refine by."""
         session = _Session(view, plan, live, arms)
-        if self._refines and session.is_confident(also_free=self._refines_hinted):
-            session.draft_in_rounds(self._planner, asks_between=self._asks_between)
+        if self._refines and (self._refines_hinted or session.is_confident()):
+            asks = {"asks_between": self._asks_between, "asks_always": self._refines_hinted}
+            session.draft_in_rounds(self._planner, **asks)
         proposed = tuple(map(min, session.drafted, session.limits))
         return SimulatedDrafts(
             reserved=tuple([choice.num_draft_tokens for choice in plan.choices]),
@@ -158,15 +159,17 @@ class _Session:
             for n, arm, request in zip(self.limits, arms, live, strict=True)
         ]
 
-    def is_confident(self, *, also_free: bool) -> bool:
-        """Whether a drafter that works in rounds, or any, says how sure it is."""
+    def is_confident(self) -> bool:
+        """Whether a drafter that works in rounds says how sure it is."""
         return any(
-            arm is not None and arm.confidence is not None and (also_free or not arm.is_free)
-            for arm in self._arms
+            arm is not None and arm.confidence is not None and not arm.is_free for arm in self._arms
         )
 
-    def draft_in_rounds(self, planner: Planner, *, asks_between: bool) -> None:
-        """Draft again, family by family and round by round, asking `planner` in the end or after each."""
+    def draft_in_rounds(self, planner: Planner, *, asks_between: bool, asks_always: bool) -> None:
+        """Draft again, family by family and round by round, asking `planner` in the end or after each.
+
+        Where no drafter says how sure it is, in the end only if it `asks_always`.
+        """
         wanted, self.drafted = self.drafted, [0] * len(self.drafted)
         families: dict[str, list[int]] = {}
         for row, arm in enumerate(self._arms):
@@ -178,7 +181,7 @@ class _Session:
                     self.drafted[row] = wanted[row]
             else:
                 self._draft_family(planner, rows, wanted)
-        if self.confidence() is not None:
+        if self.confidence() is not None or (asks_always and any(self.drafted)):
             self._shorten(planner)
 
     def _draft_family(self, planner: Planner, rows: list[int], wanted: list[int]) -> None:
@@ -191,7 +194,8 @@ class _Session:
                     wanted[row] = min(wanted[row], self.limits[row])
 
     def _shorten(self, planner: Planner) -> None:
-        refined = planner.refine(self._view, self._plan, self.confidence() or ())
+        confidence = self.confidence() or ((),) * len(self.drafted)
+        refined = planner.refine(self._view, self._plan, confidence)
         kept = [choice.num_draft_tokens for choice in refined.choices]
         self.limits = [min(limit, n) for limit, n in zip(self.limits, kept, strict=True)]
 
