@@ -1,6 +1,7 @@
 """Every policy keeps the contract, and is built from names, shorthands, mappings and models."""
 
 import textwrap
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -8,7 +9,15 @@ import pytest
 from pydantic import BaseModel
 
 from sdcontrol import policies
-from sdcontrol.core import BatchView, Belief, Choice, Observation, Plan, RequestView
+from sdcontrol.core import (
+    BatchView,
+    Belief,
+    Choice,
+    Confidence,
+    Observation,
+    Plan,
+    RequestView,
+)
 from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.policies import registry
 from sdcontrol.policies.base import Policy, PolicyConfig
@@ -221,6 +230,58 @@ def test_the_checks_name_the_rule_that_is_broken(
     check_policy(Plain())
     with pytest.raises(AssertionError, match=says):
         check_policy(type("Broken", (Plain,), {method: act})())
+
+
+def by_belief(self: Policy, view: BatchView, belief: Belief) -> Plan:
+    drafts = sum(float(rows.sum()) for rows in belief.survival.values())
+    return Plan.uniform(view, "ngram", min(int(drafts), 2))
+
+
+def looks_at_all(self: Policy, view: BatchView, plan: Plan, known: Confidence, _: Belief) -> Plan:
+    for row, choice in zip(known, plan.choices, strict=True):
+        assert all(row[i] <= 1.0 for i in range(choice.num_draft_tokens))
+    return plan
+
+
+def learns_confidence(self: Policy, observation: Observation) -> None:
+    assert len(observation.confidence) == len(observation.view.requests)  # type: ignore[arg-type]
+
+
+def expects_its_plan(self: Policy, observation: Observation) -> None:
+    for request, choice in zip(observation.view.requests, observation.plan.choices, strict=True):
+        hint = request.hints.get("ngram")
+        may = "ngram" in request.drafters and request.remaining_tokens > 1
+        if may and hint is None and observation.view.free_kv_tokens > 99:
+            {"ngram": 2}[choice.drafter]  # type: ignore[index]
+
+
+UNTRUE: dict[str, tuple[dict[str, object], str]] = {
+    "drafts though it says never": ({"drafts": False}, "has drafts = False"),
+    "reads a belief unsaid": ({"plan": by_belief, "uses_belief": False}, "uses_belief = False"),
+    "refines only what is known": ({"refine": looks_at_all}, "refine raised IndexError"),
+    "learns only of the confident": ({"update": learns_confidence}, "update raised TypeError"),
+    "learns only of its plans": ({"update": expects_its_plan}, "update raised KeyError: None"),
+}
+
+
+@pytest.mark.parametrize(("members", "says"), UNTRUE.values(), ids=UNTRUE.keys())
+def test_the_checks_find_what_an_engine_would(members: dict[str, object], says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        check_policy(type("Untrue", (Plain,), members)())
+
+
+class Locked(Plain):
+    """What it has cannot be copied; it knows how to make another."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def clone(self) -> "Locked":
+        return Locked()
+
+
+def test_the_checks_copy_a_policy_by_its_own_clone() -> None:
+    check_policy(Locked())
 
 
 class Sharing(Plain):

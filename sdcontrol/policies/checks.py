@@ -9,6 +9,7 @@ failure repeats. Raises `AssertionError` that names the broken rule.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from sdcontrol.answers import check_plan, check_shorter
 from sdcontrol.core import (
     BatchView,
     Belief,
+    Confidence,
     FloatArray,
     Hint,
     Observation,
@@ -65,9 +67,10 @@ def check_policy(policy: Policy, seed: int = 0, rounds: int = 60) -> None:
     """Raise `AssertionError` where `policy` breaks the contract. The policy itself is not changed.
 
     Plans fit their views (no requests, opted-out requests, one remaining token, no free KV, hints
-    that allow nothing); planning and refining change nothing, what they are given included, and repeat;
-    any valid observation is accepted, and left as it was; a clone is independent; refining only drops
-    suffixes. An error that the policy raises is its cause.
+    that allow nothing), and what the policy says of itself (`drafts`, `uses_belief`); planning and refining
+    change nothing, what they are given included, and repeat; any valid observation is accepted, steps in
+    which something else was done than planned included, and left as it was; a clone is independent;
+    refining only drops suffixes, whatever is known of drafts. An error that the policy raises is its cause.
     """
     generator = np.random.default_rng(seed)
     with _asked("clone"):
@@ -81,6 +84,7 @@ def check_policy(policy: Policy, seed: int = 0, rounds: int = 60) -> None:
         confidence = tuple(tuple(generator.uniform(0, 1, n).tolist()) for n in drafted)
         submitted = _check_refine(tried, view, plan, confidence, belief)
         observation = random_observation(generator, view, plan, submitted, confidence)
+        observation = _as_it_may_come(generator, observation)
         _check_clone(tried, view, belief, observation)
         with _asked("update", observation):
             tried.update(observation)
@@ -139,6 +143,18 @@ def random_observation(
     )
 
 
+def _as_it_may_come(generator: np.random.Generator, observation: Observation) -> Observation:
+    """Mostly as it is; or of a drafter that says nothing, or of a step that had to do without the plan."""
+    luck = generator.random()
+    if luck < 0.2:
+        return replace(observation, confidence=None)
+    if luck < 0.3:
+        view, fault = observation.view, "plan_stalled: TimeoutError: too long"
+        plain = random_observation(generator, view, Plan.off(view, "policy fault: plan_stalled"))
+        return replace(plain, faults=(fault,))
+    return observation
+
+
 def _random_request(generator: np.random.Generator, name: str) -> RequestView:
     arms = tuple(arm for arm in _ARMS if generator.random() < 0.8)
     hints = {arm: _random_hint(generator) for arm in arms if generator.random() < 0.4}
@@ -183,8 +199,8 @@ def _contents(given: object) -> object:
 
 
 def _check_plan(policy: Policy, view: BatchView, belief: Belief) -> Plan:
-    with _asked("copying"):
-        before = copy.deepcopy(policy)
+    with _asked("clone"):
+        before = policy.clone()
     with _asked("plan", view, belief):
         plan = policy.plan(view, belief)
     try:
@@ -196,6 +212,11 @@ def _check_plan(policy: Policy, view: BatchView, belief: Belief) -> Plan:
         again, anew = policy.plan(view, belief), before.plan(view, belief)
     assert again == plan, "the same state, view and belief gave another plan"
     assert anew == plan, "planning changed the policy's state"
+    assert policy.drafts or plan.is_off, "a plan drafts, though the policy has drafts = False"
+    if not policy.uses_belief:
+        with _asked("plan without a belief"):
+            blind = policy.plan(view, Belief({}, belief.cost))
+        assert blind == plan, "a plan hangs on a belief, though the policy has uses_belief = False"
     return plan
 
 
@@ -210,16 +231,28 @@ def _check_hints(view: BatchView, plan: Plan) -> None:
 
 
 def _check_refine(
-    policy: Policy,
-    view: BatchView,
-    plan: Plan,
-    confidence: tuple[tuple[float, ...], ...],
-    belief: Belief,
+    policy: Policy, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief
 ) -> Plan:
+    """The plan as refined once all is drafted."""
     if not isinstance(policy, Refiner):
         return plan
-    with _asked("copying"):
-        before = copy.deepcopy(policy)
+    known = [
+        ((),) * len(plan.choices),
+        confidence,
+    ]  # of no draft, as of drafters that say nothing; all
+    if policy.refines_between_rounds:
+        known.insert(0, tuple(row[:1] for row in confidence))
+    for rows in known:
+        refined = _refined(policy, view, plan, rows, belief)
+    return refined
+
+
+def _refined(
+    policy: Policy, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief
+) -> Plan:
+    assert isinstance(policy, Refiner)
+    with _asked("clone"):
+        before = policy.clone()
     with _asked("refine", view, plan, belief):
         refined = policy.refine(view, plan, confidence, belief)
     try:
