@@ -255,9 +255,21 @@ def expects_its_plan(self: Policy, observation: Observation) -> None:
             {"ngram": 2}[choice.drafter]  # type: ignore[index]
 
 
+def by_the_first(self: Policy, view: BatchView, belief: Belief) -> Plan:
+    context = sum(request.context_tokens for request in view.requests)
+    return Plan.uniform(view, "ngram", 1 + vars(self).setdefault("first", context) % 5)
+
+
+def every_second(self: Policy, view: BatchView, plan: Plan, *_: object) -> Plan:
+    vars(self)["asked"] = vars(self).get("asked", 0) + 1
+    return plan if vars(self)["asked"] % 2 else Plan.off(view)
+
+
 UNTRUE: dict[str, tuple[dict[str, object], str]] = {
     "drafts though it says never": ({"drafts": False}, "has drafts = False"),
     "reads a belief unsaid": ({"plan": by_belief, "uses_belief": False}, "uses_belief = False"),
+    "keeps the first view": ({"plan": by_the_first}, "planning changed the policy's state"),
+    "refines by turns": ({"refine": every_second}, "refining changed the policy's state"),
     "refines only what is known": ({"refine": looks_at_all}, "refine raised IndexError"),
     "learns only of the confident": ({"update": learns_confidence}, "update raised TypeError"),
     "learns only of its plans": ({"update": expects_its_plan}, "update raised KeyError: None"),

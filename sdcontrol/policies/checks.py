@@ -74,20 +74,23 @@ def check_policy(policy: Policy, seed: int = 0, rounds: int = 60) -> None:
     """
     generator = np.random.default_rng(seed)
     with _asked("clone"):
-        tried = policy.clone()
+        tried, twin = policy.clone(), policy.clone()
     assert type(tried) is type(policy), "clone() returned another type"
     for step in range(rounds):
-        view = random_view(generator, step)
+        view, other = random_view(generator, step), random_view(generator, step)
         belief = random_belief(generator, view)
-        plan = _check_plan(tried, view, belief)
+        with _asked("plan"):
+            twin.plan(other, random_belief(generator, other))  # which must not matter to it
+        plan = _check_plan(tried, twin, view, belief)
         drafted = [choice.num_draft_tokens for choice in plan.choices]
         confidence = tuple(tuple(generator.uniform(0, 1, n).tolist()) for n in drafted)
         submitted = _check_refine(tried, view, plan, confidence, belief)
         observation = random_observation(generator, view, plan, submitted, confidence)
         observation = _as_it_may_come(generator, observation)
         _check_clone(tried, view, belief, observation)
-        with _asked("update", observation):
-            tried.update(observation)
+        for told in (tried, twin):
+            with _asked("update", observation):
+                told.update(observation)
 
 
 def random_view(generator: np.random.Generator, step: int) -> BatchView:
@@ -198,9 +201,8 @@ def _contents(given: object) -> object:
     return {arm: (rows.shape, rows.tobytes()) for arm, rows in given.survival.items()}
 
 
-def _check_plan(policy: Policy, view: BatchView, belief: Belief) -> Plan:
-    with _asked("clone"):
-        before = policy.clone()
+def _check_plan(policy: Policy, twin: Policy, view: BatchView, belief: Belief) -> Plan:
+    """The plan; `twin` was told the same, and asked otherwise."""
     with _asked("plan", view, belief):
         plan = policy.plan(view, belief)
     try:
@@ -209,7 +211,7 @@ def _check_plan(policy: Policy, view: BatchView, belief: Belief) -> Plan:
         raise AssertionError(f"plan does not fit its view: {error}") from error
     _check_hints(view, plan)
     with _asked("plan"):
-        again, anew = policy.plan(view, belief), before.plan(view, belief)
+        again, anew = policy.plan(view, belief), twin.plan(view, belief)
     assert again == plan, "the same state, view and belief gave another plan"
     assert anew == plan, "planning changed the policy's state"
     assert policy.drafts or plan.is_off, "a plan drafts, though the policy has drafts = False"
@@ -260,8 +262,9 @@ def _refined(
     except PlanError as error:
         raise AssertionError(f"refine does not shorten its plan: {error}") from error
     with _asked("refine"):
-        again = before.refine(view, plan, confidence, belief)
-    assert again == refined, "refining changed the policy's state"
+        again = policy.refine(view, plan, confidence, belief)
+        anew = before.refine(view, plan, confidence, belief)
+    assert again == refined == anew, "refining changed the policy's state"
     return refined
 
 
