@@ -33,7 +33,6 @@ __all__ = [
     "UnknownName",
     "UnsupportedGeneration",
     "UnsupportedModel",
-    "raise_interrupt",
 ]
 
 
@@ -91,15 +90,3 @@ class TraceError(SdcontrolError, ValueError):
 
 class CounterfactualError(SdcontrolError, LookupError):
     """A recorded trace cannot answer a plan that was never made."""
-
-
-def raise_interrupt(error: BaseException) -> None:
-    """Raise the interrupt that `error` stands for, if it does: within compiled code it becomes `SystemError`.
-
-    For whoever handles any `Exception`, and would take a user's Ctrl-C for a fault of what was called.
-    """
-    cause: BaseException | None = error
-    while isinstance(cause, SystemError):
-        cause = cause.__cause__
-    if not (cause is None or isinstance(cause, Exception)):
-        raise cause

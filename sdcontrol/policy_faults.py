@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from sdcontrol.core import BatchView, Observation
-from sdcontrol.errors import raise_interrupt
+from sdcontrol.interrupts import raise_interrupt
 from sdcontrol.logs import EventLog
 
 __all__ = ["PLAN_FAULTS", "PolicyFaults"]

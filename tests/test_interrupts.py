@@ -17,7 +17,7 @@ from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.guard import PlannerGuard
 from sdcontrol.engine.loop import Engine
-from sdcontrol.errors import raise_interrupt
+from sdcontrol.interrupts import raise_interrupt
 from sdcontrol.policies.off import Off
 from tests.engine_support import RandomPlanner, RecordingPlanner, random_prompt, tiny_model
 

@@ -31,8 +31,8 @@ from sdcontrol.cli.profile import add_profile
 from sdcontrol.cli.record import add_record
 from sdcontrol.cli.replay import add_replay
 from sdcontrol.cli.train import add_train
-from sdcontrol.errors import raise_interrupt
 from sdcontrol.extras import missing
+from sdcontrol.interrupts import raise_interrupt
 
 __all__ = ["main"]
 

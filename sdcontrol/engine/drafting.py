@@ -19,7 +19,8 @@ from sdcontrol.engine.drafters.base import (
 from sdcontrol.engine.drafters.vetting import Offer, Offers, check_drafts
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.shadows import ShadowDrafts
-from sdcontrol.errors import ConfigError, raise_interrupt
+from sdcontrol.errors import ConfigError
+from sdcontrol.interrupts import raise_interrupt
 from sdcontrol.logs import EventLog
 
 __all__ = ["Drafting", "Drafts"]

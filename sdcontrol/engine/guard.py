@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
-from sdcontrol.errors import raise_interrupt
+from sdcontrol.interrupts import raise_interrupt
 from sdcontrol.logs import EventLog
 
 __all__ = ["PlannerGuard"]

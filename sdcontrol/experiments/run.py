@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from sdcontrol.errors import SdcontrolError, raise_interrupt
+from sdcontrol.errors import SdcontrolError
 from sdcontrol.experiments.config import Experiment
 from sdcontrol.experiments.judge import counted, decide
 from sdcontrol.experiments.records import BlockRecord, RunRecord
@@ -18,6 +18,7 @@ from sdcontrol.experiments.runner import Outputs, Runner
 from sdcontrol.experiments.schedule import is_warmup, turns
 from sdcontrol.experiments.store import RunFolder
 from sdcontrol.experiments.summary import summarise
+from sdcontrol.interrupts import raise_interrupt
 from sdcontrol.logs import EventLog
 
 __all__ = ["Silent", "Watcher", "run_experiment"]

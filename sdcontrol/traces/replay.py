@@ -15,7 +15,8 @@ from pathlib import Path
 from sdcontrol import policies
 from sdcontrol.controller import Controller
 from sdcontrol.core import Choice, Observation, Plan
-from sdcontrol.errors import ConfigError, TraceError, raise_interrupt
+from sdcontrol.errors import ConfigError, TraceError
+from sdcontrol.interrupts import raise_interrupt
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.schema import RecordedStep
 
