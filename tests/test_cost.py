@@ -509,6 +509,20 @@ def test_a_drafter_found_quicker_than_assumed_by_one_is_quicker_for_many() -> No
     assert float(cost.draft_seconds("draft_model", 32, 32 * 2000)) < 0.7 * crowd
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -1e-3])
+@pytest.mark.parametrize("arm", ["ngram", "draft_model"])
+def test_a_first_drafting_time_that_is_nonsense_leaves_the_price_as_it_was(
+    arm: str, broken: float
+) -> None:
+    """Else a look-up would be taken to need a third of a second, and never be tried again."""
+    cost = OnlineCost()
+    for step in range(20):
+        cost.update(observed(0.01, step=step))
+    before = float(cost.draft_seconds(arm, 8, 4096))
+    cost.update(observed(0.01, length=3, arm=arm, draft_seconds={arm: broken}))
+    assert float(cost.draft_seconds(arm, 8, 4096)) == pytest.approx(before, rel=0.1)
+
+
 def test_drafting_too_quick_for_the_clock_is_nearly_free() -> None:
     cost = OnlineCost()
     for step in range(20):

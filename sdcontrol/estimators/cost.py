@@ -234,7 +234,8 @@ class OnlineCost:
             for rounds in self._rounds.values():  # those that are off are not measured
                 rounds.rescale(speed / before)
         for family, (draft, seconds) in latest_drafting(steps).items():
-            self._learn_rounds(family, draft, seconds or _UNSEEN_SECONDS)
+            if is_plausible(taken := seconds or _UNSEEN_SECONDS):
+                self._learn_rounds(family, draft, taken)
 
     def _beside(self, drafts: dict[str, DraftLoad]) -> float:
         """What is expected of a step beside its forward."""
