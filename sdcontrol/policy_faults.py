@@ -31,6 +31,7 @@ class PolicyFaults:
         self._name = policy_name
         self._clock = clock
         self._pending: list[str] = []
+        self._num_observed = 0  # steps: a loop's own count may begin again
         self._steps: list[int] = []  # of the latest
 
     def now(self) -> float:
@@ -60,18 +61,19 @@ class PolicyFaults:
 
     def observe(self, observation: Observation) -> None:
         """Count what the observation says of the policy, and what nobody collected."""
+        self._num_observed += 1
         if not (observation.faults or self._pending):
             return
         told = Counter(map(_kind, observation.faults))
         kinds = told | Counter(map(_kind, self.take()))  # in a replay the same are in both
         ours = {kind: number for kind, number in kinds.items() if kind in _FAULTS}
-        step = observation.view.step
+        now = self._num_observed
         self.counts.update(ours)
-        self._steps = [s for s in self._steps if s > step - _FAULT_STEPS]
-        self._steps += [step] * sum(ours.values())
+        self._steps = [step for step in self._steps if step > now - _FAULT_STEPS]
+        self._steps += [now] * sum(ours.values())
         if len(self._steps) >= _MOST_FAULTS and not self.is_quarantined:
             self.is_quarantined = True
-            _log.warning("policy_quarantined", policy=self._name, step=step)
+            _log.warning("policy_quarantined", policy=self._name, step=observation.view.step)
 
     def forgive(self) -> None:
         """Trust the policy again; the counts stay."""

@@ -490,6 +490,16 @@ def test_requests_that_left_are_forgotten_and_memory_stays_bounded() -> None:
     assert estimator._requests.num_slots <= 256
 
 
+@pytest.mark.parametrize("steps_of_a_text", [4, 1])
+def test_memory_stays_bounded_where_steps_are_counted_anew(steps_of_a_text: int) -> None:
+    """As by a loop that counts the steps of each text; 8,000 requests, 512 steps of whom are kept."""
+    estimator = AcceptanceEstimator()
+    for step in range(4000):
+        view = view_of([f"r{step}", f"s{step}"], step % steps_of_a_text)
+        estimator.update(outcome(view, [2, 2], [1, 1]))
+    assert estimator._requests.num_slots <= 2048
+
+
 def test_a_preempted_request_is_still_known_when_it_returns() -> None:
     estimator = AcceptanceEstimator()
     taught(estimator, {"a": [0.05] * 8, "b": [0.9] * 8}, 40)

@@ -322,6 +322,21 @@ def test_faults_far_apart_are_forgiven() -> None:
     assert not controller.is_quarantined
 
 
+def test_faults_of_different_texts_are_forgiven_where_each_counts_its_steps() -> None:
+    policy = Scripted(
+        lambda view, belief: (
+            raising(view, belief) if view.step == 100 else Plan.uniform(view, "ngram", 1)
+        )
+    )
+    controller, rng = Controller(policy, clock=None), np.random.default_rng(0)
+    for step in range(1000):
+        view = view_of(step % 250, 1)
+        plan = controller.plan(view)
+        controller.observe(decoded(view, plan, rng, controller.take_faults()))
+    assert controller.faults == {"plan_raised": 4}
+    assert not controller.is_quarantined
+
+
 def test_faults_that_nobody_collected_count_too() -> None:
     controller = Controller(Scripted(raising))
     for step in range(4):

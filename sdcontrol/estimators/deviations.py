@@ -40,7 +40,8 @@ class Deviations:
     def __init__(self, depth: int, num_arms: int) -> None:
         self._slot_of: dict[str, int] = {}
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, 0, -1))
-        self.last_seen: IntArray = np.zeros(_FIRST_SLOTS, dtype=np.int64)  # step, by slot
+        self.last_seen: IntArray = np.zeros(_FIRST_SLOTS, dtype=np.int64)  # see `_now`, by slot
+        self._step = self._now = 0  # of the last `admit`; steps that passed, by that or by calls
         self.weights: FloatArray = np.zeros((0, len(FIRST_WEIGHTS)))
         self.priors: FloatArray = np.zeros((0, len(LEVELS)))
         self.variances: FloatArray = np.zeros(0)
@@ -89,18 +90,23 @@ class Deviations:
         return np.array([slot_of.get(name, 0) for name in ids_of(view)], np.int64)
 
     def admit(self, ids: Sequence[str], step: int) -> IntArray:
-        """The slot of each request by name, `[ids]`, after giving one to every new one."""
+        """The slot of each request by name, `[ids]`, after giving one to every new one.
+
+        Where `step` does not grow, as where a loop counts anew, one step passes.
+        """
+        self._now += max(step - self._step, 1)
+        self._step = step
         slot_of = self._slot_of
         new = [name for name in dict.fromkeys(ids) if name not in slot_of]
         if len(new) > len(self._free):
-            self._forget_absent(step)
+            self._forget_absent()
             new = [name for name in dict.fromkeys(ids) if name not in slot_of]
         if len(new) > len(self._free):
             self._grow(max(2 * self.num_slots, self.num_slots + len(new)), self.state.shape[1])
         for name in new:
             slot_of[name] = self._free.pop()
         slots = np.array([slot_of[name] for name in ids], np.int64)
-        self.last_seen[slots] = step
+        self.last_seen[slots] = self._now
         return slots
 
     def add_arms(self, num_arms: int) -> None:
@@ -113,9 +119,9 @@ class Deviations:
         """Start the counts of one arm over, for every request."""
         self.counts[:, arm] = 0.0
 
-    def _forget_absent(self, step: int) -> None:
+    def _forget_absent(self) -> None:
         for request_id, slot in list(self._slot_of.items()):
-            if self.last_seen[slot] < step - _KEEP_STEPS:
+            if self.last_seen[slot] < self._now - _KEEP_STEPS:
                 self._free.append(self._slot_of.pop(request_id))
                 self.likelihood[slot] = 1.0
                 self.logs[slot] = self.state[slot] = self.counts[slot] = 0.0
