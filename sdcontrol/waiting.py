@@ -30,7 +30,7 @@ _MOST_ROWS = 32  # requests of all of them together
 _MOST_STEPS_OF_MANY = 3  # the same as steps, where those have more requests
 _MOST_ASIDE = 8  # steps that nobody took note of
 _COST_STEPS = 8  # from one that costs are learnt from to the next
-_SURE_COST_STEPS = 16  # the same, where the last was predicted well
+_SURE_COST_STEPS = 16  # the same, where the last was predicted well, or something is urgent in each
 _SURPRISE, _SURE = 0.25, 0.1  # log-ratio of a step's measured to its predicted time
 _MOST_YOUNG = 0.5  # of the requests, for observations to wait
 _YOUNG_STEPS = 2  # of a request, each of which is news
@@ -61,7 +61,7 @@ class Waiting:
     def __init__(self, most_draft_tokens: int) -> None:
         self._most_draft_tokens = most_draft_tokens
         self._share = ControllerShare()
-        self._steps = 0
+        self._steps = 0  # noted: a loop's own count may begin again
         self._came: set[str] = set()  # requests observed
         self._present: tuple[str, ...] = ()  # those of the last step
         self._arrivals: deque[tuple[int, int]] = deque(maxlen=_YOUNG_STEPS)  # step, new requests
@@ -122,36 +122,42 @@ class Waiting:
         """What to do at once; the rest of what is begun waits for the next steps."""
         begun, is_urgent = self._begun, self._is_urgent(observation)
         if not self.puts_off or is_urgent:
-            for parts in (OUTCOMES,) if self.puts_off else (OUTCOMES, COSTS):
+            takes_costs = not self.puts_off or self._since_costs >= _SURE_COST_STEPS
+            for parts in (OUTCOMES, COSTS) if takes_costs else (OUTCOMES,):
                 if parts[0] not in begun:  # else what is noted now is learnt with the rest
-                    begun.extend(self._begin(observation, parts))
-            due = [part for part in begun if part in OUTCOMES or not self.puts_off]
+                    begun.extend(self._begin(parts))
+            due = [part for part in begun if part in OUTCOMES or takes_costs]
             self._begun = deque([part for part in begun if part not in due])
             return due
         if not begun:
-            begun.extend(self._next(observation, error))
+            begun.extend(self._next(error))
         most = len(begun) if error >= _SURPRISE else 1 - may_rest
         return [begun.popleft() for _ in range(min(most, len(begun)))]
 
-    def _next(self, observation: Observation, error: float) -> tuple[Part, ...]:
-        outcomes, costs = self._takes_outcomes(), self._takes_costs(observation, error)
+    def _next(self, error: float) -> tuple[Part, ...]:
+        outcomes, costs = self._takes_outcomes(), self._takes_costs(error)
         if outcomes and not (costs and self._had_turn is OUTCOMES):
-            return self._begin(observation, OUTCOMES)
-        return self._begin(observation, COSTS) if costs else ()
+            return self._begin(OUTCOMES)
+        return self._begin(COSTS) if costs else ()
 
-    def _begin(self, observation: Observation, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def _begin(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         self._had_turn = parts
         if parts is OUTCOMES:
             self._num_waiting = self._num_news = self._num_rows = 0
         else:
-            self._is_tried, self._cost_step = False, observation.view.step
+            self._is_tried, self._cost_step = False, self._steps
         return parts
 
-    def _takes_costs(self, observation: Observation, error: float) -> bool:
+    @property
+    def _since_costs(self) -> int:
+        """Steps noted since costs were learnt last."""
+        return self._steps - self._cost_step
+
+    def _takes_costs(self, error: float) -> bool:
         if error >= _SURPRISE or self._is_tried:
             return True
         most = _SURE_COST_STEPS if error < _SURE else _COST_STEPS
-        return not 0 <= observation.view.step - self._cost_step < most
+        return self._since_costs >= most
 
     def _takes_outcomes(self) -> bool:
         is_full = self._num_waiting >= _MOST_WAITING or self._num_news >= _MOST_NEWS
@@ -160,7 +166,7 @@ class Waiting:
 
     def _is_urgent(self, observation: Observation) -> bool:
         """Whether something was wrong, or most requests are so new that nothing, or something false, is known."""
-        since = observation.view.step - _YOUNG_STEPS
+        since = self._steps - _YOUNG_STEPS
         young = sum([num_new for step, num_new in self._arrivals if step > since])
         is_young = self._is_news and young > _MOST_YOUNG * len(self._present)
         return bool(observation.faults) or is_young or self._is_disappointed(observation)
@@ -198,7 +204,7 @@ class Waiting:
             self._came.intersection_update(self._present)
         new = set(present) - self._came
         self._came.update(new)
-        self._arrivals.append((view.step, len(new)))
+        self._arrivals.append((self._steps, len(new)))
         self._present = present
 
 

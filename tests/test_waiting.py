@@ -175,6 +175,25 @@ def test_costs_are_learnt_less_often_the_better_they_are_predicted(
     assert interval in intervals <= {*range(interval, interval + 3)}  # costs may wait for outcomes
 
 
+def test_costs_are_learnt_although_something_is_urgent_in_every_step() -> None:
+    """As where each request is done in a step or two: every one of them is new."""
+    waiting, parts = settled(), list[Part]()
+    for step in range(60, 92):
+        parts += waiting.observe(seen_of(step, [f"r{step}"]), may_rest=True, error=0.0).parts
+    assert [part for part in parts if part in COSTS] == [*COSTS] * 2
+
+
+@pytest.mark.parametrize("steps_of_a_text", [1, 20])
+def test_costs_are_learnt_where_steps_are_counted_anew_or_not_at_all(steps_of_a_text: int) -> None:
+    waiting, parts = Waiting(8), list[Part]()
+    for step in range(120):
+        seen = seen_of(step % steps_of_a_text)
+        due = waiting.observe(seen, may_rest=True, error=0.0)
+        parts += due.parts if step >= 60 else ()
+    assert waiting.puts_off
+    assert 2 <= parts.count("learn forwards") <= 8
+
+
 def test_what_is_urgent_is_learnt_and_costs_that_were_begun_stay_for_later() -> None:
     waiting = settled()
     step = next(
