@@ -63,7 +63,7 @@ def predictions(recordings: Recordings) -> tuple[list[dict[str, object]], Learne
 
 def _trained(traces: Sequence[Trace]) -> LearnedModel:
     """As `sdcontrol train` does."""
-    drawn = [run for trace in traces for run in drawn_runs(trace)]
+    drawn = [drawn_runs(trace) for trace in traces]
     return fit([list(trace.observations()) for trace in traces], drawn=drawn)
 
 

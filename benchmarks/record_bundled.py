@@ -97,7 +97,7 @@ def _runs(output: Path, scratch: Path) -> Iterator[_Run]:
     for kind in _ONE_DRAFTER:
         yield _Run(kind, {"kind": kind, "drafter": "draft_model"})
     trace = Trace(output / mixed.name)
-    save(fit([list(trace.observations())], drawn=drawn_runs(trace)), scratch / "policy.skops")
+    save(fit([list(trace.observations())], drawn=[drawn_runs(trace)]), scratch / "policy.skops")
     yield _Run("learned", {"kind": "learned", "model": scratch / "policy.skops"})
 
 

@@ -71,7 +71,7 @@ def test_training_learns_of_an_arm_that_the_recording_hardly_used() -> None:
     """And says so; prices are learnt from the recording alone, and only that is judged."""
     recorded, drawn = seen_run(1, 25), seen_run(1, 200)
     alone, before = learn([recorded])
-    both, report = learn([recorded], drawn=[drawn])
+    both, report = learn([recorded], drawn=[[drawn]])
     assert ARM not in alone.acceptance
     assert ARM in both.acceptance
     assert report.prices == before.prices
@@ -83,6 +83,6 @@ def test_training_learns_of_an_arm_that_the_recording_hardly_used() -> None:
 def test_the_bundled_trace_teaches_more_than_was_observed(
     trace: Trace, runs: list[list[Observation]]
 ) -> None:
-    _, report = learn([list(trace.observations())], drawn=runs)
+    _, report = learn([list(trace.observations())], drawn=[runs])
     assert report.is_better
     assert report.weights

@@ -307,7 +307,7 @@ def outcomes_of_truth(seed: int, count: int) -> list[tuple[str, Outcome]]:
     told[:, 0], told[:, ODDS] = 1.0, np.log(hazards / (1.0 - hazards))
     accepted = generator.random(count) < hazards
     return [
-        (ARM, Outcome(str(n // 10), told[n], float(hazards[n]), bool(accepted[n])))
+        (ARM, Outcome((0, str(n // 10)), told[n], float(hazards[n]), bool(accepted[n])))
         for n in range(count)
     ]
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 from sdcontrol.cli.train import _lines
-from sdcontrol.core import Observation
+from sdcontrol.core import Observation, Plan, Timing
 from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.training import FEATURES, SITUATION, TrainingReport, learn
 from sdcontrol.policies.learned_features import NUM_FEATURES
 from sdcontrol.policies.learned_model import LearnedModel
 from sdcontrol.policies.learned_trust import stretches
 from tests.learned_support import ARM, seen_run
+
+COUNTED = "drafted", "proposed", "accepted", "emitted"
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,46 @@ def test_stretches_part_runs_without_loss() -> None:
 def without_drafts(observation: Observation) -> Observation:
     none = (0,) * len(observation.drafted)
     return replace(observation, drafted=none, proposed=none, accepted=none)
+
+
+def of_one_request(run: list[Observation]) -> list[Observation]:
+    """Of each step the first request, which has the same name in every run."""
+    alone = []
+    for one in run:
+        request = replace(one.view.requests[0], id="request-0")
+        alone.append(
+            replace(
+                one,
+                view=replace(one.view, requests=(request,)),
+                plan=Plan(one.plan.choices[:1]),
+                **{name: getattr(one, name)[:1] for name in COUNTED},
+            )
+        )
+    return alone
+
+
+def test_requests_of_different_runs_are_different_ones_whatever_they_are_called() -> None:
+    runs = [of_one_request(seen_run(seed, 60)) for seed in range(8)]
+    model, report = learn(runs)
+    assert report.num_requests == 8
+    assert ARM in model.acceptance
+    assert report.is_better
+
+
+@pytest.mark.parametrize("timed", [range(60, 90), range(30), range(40, 54)])
+def test_times_may_be_known_of_a_part_of_a_run_only(timed: range) -> None:
+    run = [
+        one if step in timed else replace(one, timing=Timing({}, math.nan))
+        for step, one in enumerate(seen_run(4, 90))
+    ]
+    model, report = learn([run])
+    assert report.scores.steps == len(timed) - 1
+    assert model.cost.verify_seconds(1.0, 0.0, 1) == pytest.approx(1e-3, rel=0.1)
+
+
+def test_runs_of_a_step_each_are_too_short_to_be_judged() -> None:
+    with pytest.raises(ConfigError, match="report on runs that drafted"):
+        learn([[one] for one in seen_run(4, 40)])
 
 
 def test_runs_that_teach_nothing_are_refused() -> None:

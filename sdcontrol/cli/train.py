@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     facts = [trace.header.controller for trace in traces]
     most = max((known.max_draft_tokens for known in facts if known is not None), default=DEPTH)
-    drawn = [run for trace in traces for run in drawn_runs(trace)]
+    drawn = [drawn_runs(trace) for trace in traces]
     model, report = learn([list(trace.observations()) for trace in traces], most, drawn)
     save(model, Path(options.output))
     print(*_lines(report), sep="\n")

@@ -6,7 +6,7 @@ of the runs. The online estimators learn along, from the beginning of each run. 
 nothing of files.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
@@ -21,8 +21,8 @@ from sdcontrol.policies.learned_acceptance import (
     log_loss,
     outcomes_of,
 )
-from sdcontrol.policies.learned_cost import fit_cost
-from sdcontrol.policies.learned_model import LearnedModel, fit
+from sdcontrol.policies.learned_cost import fit_cost, is_timed
+from sdcontrol.policies.learned_model import LearnedModel, fit, numbered
 from sdcontrol.policies.learned_scores import HeldOut, step_errors, summary
 from sdcontrol.policies.learned_trust import stretches, trust_of
 
@@ -101,25 +101,31 @@ class TrainingReport:
 
 
 def learn(
-    runs: Sequence[Run], max_draft_tokens: int = 8, drawn: Sequence[Run] = ()
+    runs: Sequence[Run], max_draft_tokens: int = 8, drawn: Sequence[Sequence[Run]] = ()
 ) -> tuple[LearnedModel, TrainingReport]:
     """The model of all runs, and how such a model does on what it did not see.
 
-    Of `drawn` runs (`traces.drawn`) acceptance is learnt too; what is judged was recorded. Raises `ConfigError`
-    where there is too little to learn from, or to judge by.
+    Of `drawn`, by run its requests decoded again (`traces.drawn`), acceptance is learnt too; what is judged was
+    recorded. Requests of different runs are different ones, whatever they are called. Raises `ConfigError` where
+    there is too little to learn from, or to judge by.
     """
-    names = sorted({name for run in runs for name in _requests(run)})
+    names = sorted({(number, name) for number, run in enumerate(runs) for name in _requests(run)})
+    again = numbered(drawn)
     if len(names) < 2:
         raise ConfigError(f"{len(names)} requests; training is judged by request, give at least 2")
     model = fit(runs, max_draft_tokens, drawn)
     return model, TrainingReport(
         num_runs=len(runs),
         num_steps=sum(len(run) for run in runs),
-        num_requests=sum(len(_requests(run)) for run in runs),
-        num_drawn_steps=sum(len(run) for run in drawn),
+        num_requests=len(names),
+        num_drawn_steps=sum(len(run) for _, run in again),
         num_folds=_FOLDS,
         scores=summary(
-            _losses(_outcomes(runs, max_draft_tokens), _outcomes(drawn, max_draft_tokens), names),
+            _losses(
+                _outcomes(enumerate(runs), max_draft_tokens),
+                _outcomes(again, max_draft_tokens),
+                names,
+            ),
             _errors(model, runs),
         ),
         weights={
@@ -142,14 +148,14 @@ def _arms_of(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(sorted(drafted | {arm for o in seen for arm in o.shadow}))
 
 
-def _outcomes(runs: Sequence[Run], max_draft_tokens: int) -> list[tuple[str, Outcome]]:
-    return [pair for run in runs for pair in outcomes_of(run, max_draft_tokens)]
+def _outcomes(runs: Iterable[tuple[int, Run]], max_draft_tokens: int) -> list[tuple[str, Outcome]]:
+    return [pair for number, run in runs for pair in outcomes_of(run, max_draft_tokens, number)]
 
 
 def _losses(
     seen: Sequence[tuple[str, Outcome]],
     drawn: Sequence[tuple[str, Outcome]],
-    names: Sequence[str],
+    names: Sequence[tuple[int, str]],
 ) -> FloatArray:
     """Of every draft token seen, `[tokens, 2]`: learned from other requests, and online."""
     if not seen:
@@ -174,14 +180,15 @@ def _pair_of_losses(outcome: Outcome, learned: ArmWeights | None) -> tuple[float
 
 
 def _errors(model: LearnedModel, runs: Sequence[Run]) -> FloatArray:
-    """Of every step, `[steps, 2]`: by a cost that was fitted to other stretches, and online."""
-    found = []
-    for rest, held in stretches(runs, _FOLDS):
+    """Of every step that was timed, `[steps, 2]`: by a cost that was fitted to other stretches, and online."""
+    timed = [[one for one in run if is_timed(one)] for run in runs]
+    found = [np.empty((0, 2))]
+    for rest, held in stretches(timed, _FOLDS):
         prices, error = trust_of(rest)
         fitted = replace(model, cost=fit_cost(rest), prices=prices, cost_error=error)
         found += [
             step_errors(fitted, run)[span.start : span.stop]
-            for run, span in zip(runs, held, strict=True)
+            for run, span in zip(timed, held, strict=True)
         ]
     return np.concatenate(found)
 

@@ -54,7 +54,7 @@ class ArmWeights:
 class Outcome:
     """One verified draft token, and what was known before it."""
 
-    request: str
+    request: tuple[int, str]  # number of its run, and id: traces name their requests alike
     features: FloatArray
     online: float  # hazard
     is_accepted: bool
@@ -98,8 +98,13 @@ class Corrector:
         return table
 
 
-def outcomes_of(run: Sequence[Observation], max_draft_tokens: int) -> Iterator[tuple[str, Outcome]]:
-    """Arm and outcome of every draft token that verification reached; trees are left out."""
+def outcomes_of(
+    run: Sequence[Observation], max_draft_tokens: int, number: int = 0
+) -> Iterator[tuple[str, Outcome]]:
+    """Arm and outcome of every draft token that verification reached; trees are left out.
+
+    Runs of one `number` decoded the same requests.
+    """
     estimator = AcceptanceEstimator(max_draft_tokens)
     for observation in run:
         view, survival = observation.view, estimator.survival(observation.view, max_draft_tokens)
@@ -108,7 +113,7 @@ def outcomes_of(run: Sequence[Observation], max_draft_tokens: int) -> Iterator[t
             hazards = hazards_of(rows)
             table = features(view, arm, hazards) if found else hazards
             for r, j, is_accepted in found:
-                name = view.requests[r].id
+                name = number, view.requests[r].id
                 yield arm, Outcome(name, table[r, j], float(hazards[r, j]), is_accepted)
         estimator.update(observation)
 
@@ -139,9 +144,10 @@ def log_loss(hazards: FloatArray, is_accepted: FloatArray) -> FloatArray:
 def _fit_arm(seen: Sequence[Outcome]) -> ArmWeights | None:
     told = np.array([outcome.features for outcome in seen])
     accepted = np.array([outcome.is_accepted for outcome in seen], np.float64)
-    names, request = np.unique([outcome.request for outcome in seen], return_inverse=True)
+    index = {name: place for place, name in enumerate(sorted({o.request for o in seen}))}
+    request = np.array([index[outcome.request] for outcome in seen], np.int64)
     rarer = min(accepted.sum(), len(seen) - accepted.sum())
-    if rarer < _LEAST_OUTCOMES or len(names) < _LEAST_REQUESTS:
+    if rarer < _LEAST_OUTCOMES or len(index) < _LEAST_REQUESTS:
         return None
     online = log_loss(np.array([outcome.online for outcome in seen]), accepted)
     gains = {

@@ -17,13 +17,13 @@ from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.errors import ConfigError
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies.learned_acceptance import ArmWeights, fit_arms, outcomes_of
-from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, fit_cost, is_timed
+from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, Run, fit_cost, is_timed
 from sdcontrol.policies.learned_features import NUM_FEATURES
 from sdcontrol.policies.learned_speed import Speeds
 from sdcontrol.policies.learned_trust import trust_of
 from sdcontrol.skops_files import read_skops, write_skops
 
-__all__ = ["LearnedModel", "fit", "load", "save", "train"]
+__all__ = ["LearnedModel", "fit", "load", "numbered", "save", "train"]
 
 _VERSION = 4
 _EMPTY = BatchView(0, (), 0)
@@ -60,14 +60,14 @@ def train(observations: Sequence[Observation], max_draft_tokens: int = DEPTH) ->
 
 
 def fit(
-    runs: Iterable[Sequence[Observation]],
+    runs: Iterable[Run],
     max_draft_tokens: int = DEPTH,
-    drawn: Iterable[Sequence[Observation]] = (),
+    drawn: Sequence[Sequence[Run]] = (),
 ) -> LearnedModel:
     """Fit acceptance and step time to runs, the observations of each in order.
 
-    `drawn`: further runs, of which acceptance alone is learnt, as `traces.drawn` makes them. Raises `ConfigError`
-    where there is too little to learn from.
+    `drawn`: of each run, its requests decoded again, as `traces.drawn` does; of those acceptance alone is learnt.
+    Raises `ConfigError` where there is too little to learn from.
     """
     kept = [list(run) for run in runs]
     timed = [o for run in kept for o in run if is_timed(o)]
@@ -85,11 +85,18 @@ def fit(
         prices=prices,
         cost_error=error,
         acceptance=fit_arms(
-            pair for run in chain(kept, drawn) for pair in outcomes_of(run, max_draft_tokens)
+            pair
+            for number, run in chain(enumerate(kept), numbered(drawn))
+            for pair in outcomes_of(run, max_draft_tokens, number)
         ),
         low=low - spare,
         high=high + spare,
     )
+
+
+def numbered(drawn: Sequence[Sequence[Run]]) -> list[tuple[int, Run]]:
+    """Runs that were drawn, each with the number of the one whose requests it decoded."""
+    return [(number, run) for number, again in enumerate(drawn) for run in again]
 
 
 def save(model: LearnedModel, path: Path) -> None:

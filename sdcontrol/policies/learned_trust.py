@@ -47,7 +47,10 @@ def observed_seconds(observation: Observation, cost: Cost) -> float:
 
 
 def stretches(runs: Sequence[Run], num_folds: int) -> list[tuple[list[Run], list[range]]]:
-    """By fold: the runs without one stretch of each, and which steps those stretches are."""
+    """By fold: the runs without one stretch of each, and which steps those stretches are.
+
+    Folds without which nothing is left are left out.
+    """
     folds = []
     for fold in range(num_folds):
         rest: list[Run] = []
@@ -58,7 +61,7 @@ def stretches(runs: Sequence[Run], num_folds: int) -> list[tuple[list[Run], list
             rest += [run[:begin], run[end:]]
             held.append(range(begin, end))
         folds.append(([part for part in rest if part], held))
-    return folds
+    return [(rest, held) for rest, held in folds if rest]
 
 
 def trust_of(runs: Sequence[Run]) -> tuple[bool, float]:
@@ -68,12 +71,13 @@ def trust_of(runs: Sequence[Run]) -> tuple[bool, float]:
     which has learnt from all that came before. The error is the mean absolute log-ratio of measured to
     learned verifications there.
     """
-    found = []
-    for rest, held in stretches(runs, _FOLDS):
+    timed = [[one for one in run if is_timed(one)] for run in runs]
+    found = [np.empty((0, 5))]
+    for rest, held in stretches(timed, _FOLDS):
         cost = fit_cost(rest)
         found += [
             _forecasts(cost, run)[span.start : span.stop]
-            for run, span in zip(runs, held, strict=True)
+            for run, span in zip(timed, held, strict=True)
         ]
     table = np.concatenate(found)
     measured, online, learned, weight, surprise = table[np.isfinite(table).all(axis=1)].T
