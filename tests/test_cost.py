@@ -184,6 +184,23 @@ def test_rounds_that_are_off_keep_their_price_while_nothing_changes(world: World
     assert float(cost.draft_seconds("draft_model", 8, 4096)) == pytest.approx(before, rel=0.4)
 
 
+def test_rounds_that_are_off_keep_their_price_while_contexts_grow() -> None:
+    """From 200 to 20,000 tokens on one machine: what short ones would take now is forgotten."""
+    world: World = lambda t, v, b: 1e-2 + 6e-8 * v + 1e-4 * max(t - 48, 0)  # noqa: E731
+    cost, rng = OnlineCost(), np.random.default_rng(8)
+    for step in range(640):
+        length, is_drafted = int(rng.integers(0, 7)), step < 40
+        context = 200 + 66 * min(max(step - 40, 0), 300)
+        drafting = {"draft_model": length * 1e-3} if is_drafted and length else {}
+        arm = "draft_model" if is_drafted else "ngram"
+        seconds = world(4 * (1 + length), 4 * context, 4) * math.exp(0.03 * rng.normal())
+        told = observed(seconds, batch=4, context=context, length=length, arm=arm)
+        cost.update(replace(told, timing=replace(told.timing, draft_seconds=drafting)))
+        if is_drafted:
+            before = float(cost.draft_seconds("draft_model", 4, 800))
+    assert float(cost.draft_seconds("draft_model", 4, 800)) == pytest.approx(before, rel=0.4)
+
+
 @pytest.mark.parametrize(("lag", "slow"), [(0, 4.0), (256, 1.0), (256, 4.0)])
 def test_a_first_use_that_is_slow_does_not_make_a_drafter_dear(lag: int, slow: float) -> None:
     """Nor does a catch-up of unknown price: a round that takes 3 ms is not priced at 6."""

@@ -36,6 +36,7 @@ __all__ = ["LearntForward"]
 
 _SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3])  # of coefficients, where a machine was told
 _UNTOLD = 2.0  # times as uncertain where nothing was: a token more may be all but free
+_MOST_DRIFT = 1.4  # of the first load's price; a larger change of speed is noticed
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
 _LOG_KV_STEP = math.log(_KV_STEP)
 _MOST_KEPT = 64
@@ -71,11 +72,17 @@ class LearntForward:
 
     @property
     def speed(self) -> float:
-        """Seconds that the first load takes now, per second of the prior."""
+        """Seconds that the first load takes now, per second of the prior.
+
+        Where that is long gone nobody measures it, and its price may become anything: it is followed as far as
+        a machine's speed may change without that everything is rescaled.
+        """
         regression = self._regression
         if regression is None:
             return 1.0
-        return regression.reference_seconds / regression.units.item(0)
+        drift = regression.reference_seconds / regression.scale
+        followed = min(max(drift, 1.0 / _MOST_DRIFT), _MOST_DRIFT)
+        return followed * regression.scale / regression.units.item(0)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
