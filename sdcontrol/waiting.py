@@ -136,7 +136,7 @@ class Waiting:
 
     def _next(self, error: float) -> tuple[Part, ...]:
         outcomes, costs = self._takes_outcomes(), self._takes_costs(error)
-        if outcomes and not (costs and self._had_turn is OUTCOMES):
+        if outcomes and not (costs and self._had_turn == OUTCOMES):
             return self._begin(OUTCOMES)
         return self._begin(COSTS) if costs else ()
 

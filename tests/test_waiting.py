@@ -1,6 +1,7 @@
 """Facts about when things are learnt where the controller's own time weighs."""
 
 import itertools
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -173,6 +174,19 @@ def test_costs_are_learnt_less_often_the_better_they_are_predicted(
     assert taught[:31] == list(range(31))  # at first each is news
     intervals = set(np.diff(taught[32:]).tolist())
     assert interval in intervals <= {*range(interval, interval + 3)}  # costs may wait for outcomes
+
+
+def test_a_pickled_copy_goes_on_as_its_original_would() -> None:
+    """Pickled at any step, whichever half had the last turn."""
+    names = [f"r{row}" for row in range(12)]
+    original, copies = settled(names), list[Waiting]()
+    for step in range(60, 140):
+        if step < 100:
+            copies.append(pickle.loads(pickle.dumps(original)))  # noqa: S301  (our own)
+        seen = seen_of(step, names)
+        due = original.observe(seen, may_rest=True, error=0.15)
+        for one in copies:
+            assert one.observe(seen, may_rest=True, error=0.15).parts == due.parts
 
 
 def test_costs_are_learnt_although_something_is_urgent_in_every_step() -> None:
