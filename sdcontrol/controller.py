@@ -21,7 +21,7 @@ from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.lessons import Lessons
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.outlook import Outlook
-from sdcontrol.policy_faults import PLAN_FAULTS, PolicyFaults
+from sdcontrol.policy_faults import PLAN_FAULTS, PolicyFaults, checked_budget
 
 if TYPE_CHECKING:
     from sdcontrol.policies.base import Policy, PolicyConfig
@@ -85,7 +85,7 @@ class Controller:
             acceptance if acceptance is not None else AcceptanceEstimator(max_draft_tokens)
         )
         self.seed = seed
-        self.plan_budget_seconds = plan_budget_seconds
+        self.plan_budget_seconds = checked_budget(plan_budget_seconds)
         self.max_draft_tokens = max_draft_tokens
         self.token_edges = tuple(token_edges)
         self.machine: KnownMachine | None = None
@@ -150,12 +150,13 @@ class Controller:
         self._learn_anew()
 
     def draft_at_most(self, max_draft_tokens: int) -> None:
-        """Choose no more draft tokens than these, or than before if that is less; an engine says its own."""
+        """Choose no more draft tokens than these, or than before if that is less; `ConfigError` below 1."""
         if max_draft_tokens >= self.max_draft_tokens:
             return
-        self.max_draft_tokens = max_draft_tokens
+        estimator = AcceptanceEstimator(max_draft_tokens)
         if type(self.acceptance) is AcceptanceEstimator and not self.num_observed:
-            self.acceptance = AcceptanceEstimator(max_draft_tokens)
+            self.acceptance = estimator
+        self.max_draft_tokens = max_draft_tokens
         self._learn_anew()
 
     def _learn_anew(self) -> None:

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from sdcontrol.core import BatchView, Observation
+from sdcontrol.errors import ConfigError
 from sdcontrol.interrupts import raise_interrupt
 from sdcontrol.logs import EventLog
 
-__all__ = ["PLAN_FAULTS", "PolicyFaults"]
+__all__ = ["PLAN_FAULTS", "PolicyFaults", "checked_budget"]
 
 _log = EventLog(__name__)
 
@@ -20,6 +21,15 @@ _REFINE_FAULTS = ("refine_raised", "refine_stalled", "refine_impossible")
 _FAULTS = (*PLAN_FAULTS, *_REFINE_FAULTS, "update_raised", "update_stalled")
 _MOST_FAULTS = 3  # within `_FAULT_STEPS`, before a policy is replaced
 _FAULT_STEPS = 200
+
+
+def checked_budget(seconds: float) -> float:
+    """The seconds that a policy may take; `ConfigError` where every policy would take longer."""
+    if not seconds > 0.0:  # True for NaN
+        raise ConfigError(
+            f"plan_budget_seconds is {seconds}; give seconds above 0, math.inf for no limit"
+        )
+    return seconds
 
 
 class PolicyFaults:

@@ -26,6 +26,7 @@ from sdcontrol.core import (
     Timing,
     family_of,
 )
+from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator, Survival
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.policies.base import Policy
@@ -308,6 +309,23 @@ def test_repeated_faults_turn_the_policy_off_until_reset() -> None:
     assert controller.plan(view_of(6)).is_off
     controller.reset()
     assert not controller.plan(view_of(7)).is_off
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
+def test_a_budget_that_no_policy_could_keep_to_is_refused(budget: float) -> None:
+    """Else every policy would be off after two steps."""
+    with pytest.raises(ConfigError, match="plan_budget_seconds"):
+        Controller("off", plan_budget_seconds=budget)
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_drafts_of_less_than_a_token_are_refused_and_change_nothing(num_steps: int) -> None:
+    controller = Controller("goodput", clock=None)
+    driven(controller, num_steps)
+    with pytest.raises(ConfigError, match="at least 1"):
+        controller.draft_at_most(-1)
+    assert controller.max_draft_tokens == 16
+    assert not controller.plan(view_of(num_steps)).is_off
 
 
 def test_faults_far_apart_are_forgiven() -> None:

@@ -665,6 +665,11 @@ def test_a_load_between_the_regimes_changes_nothing() -> None:
     assert not any(regime.judge(1.0, 1.5 + rng.uniform(-0.35, 0.35)) for _ in range(2000))
 
 
+def test_a_token_edge_must_be_a_number() -> None:
+    with pytest.raises(ConfigError, match="nan"):
+        OnlineCost(token_edges=[math.nan, 8])  # type: ignore[list-item]
+
+
 def test_a_token_edge_must_be_positive() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         OnlineCost(token_edges=(0, 8))

@@ -85,7 +85,7 @@ class OnlineCost:
 
         Raises `ConfigError` for one below 1.
         """
-        if any(edge < 1 for edge in token_edges):
+        if not all(edge >= 1 for edge in token_edges):
             raise ConfigError(f"token_edges are {list(token_edges)}; each must be at least 1")
         self._forward.pad_to(token_edges)
 
