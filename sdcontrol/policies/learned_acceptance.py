@@ -110,11 +110,14 @@ def outcomes_of(
         view, survival = observation.view, estimator.survival(observation.view, max_draft_tokens)
         for arm, rows in survival.items() if observation.accepted_nodes is None else ():
             found = list(reached(observation, arm, rows.shape[1]))
+            if not found:
+                continue
+            r, j, _ = np.array(found).T
             hazards = hazards_of(rows)
-            table = features(view, arm, hazards) if found else hazards
-            for r, j, is_accepted in found:
-                name = number, view.requests[r].id
-                yield arm, Outcome(name, table[r, j], float(hazards[r, j]), is_accepted)
+            told = features(view, arm, hazards)[r, j]  # a copy: the rest may go
+            for (row, _, is_accepted), own, hazard in zip(found, told, hazards[r, j], strict=True):
+                name = number, view.requests[row].id
+                yield arm, Outcome(name, own, float(hazard), is_accepted)
         estimator.update(observation)
 
 
