@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sdcontrol import SpeculativeDecoder
-from sdcontrol.engine.attention import ATTENTION_NAME, attention_configs
-from tests.engine_support import RandomPlanner, random_prompt, tiny_model
+from sdcontrol.engine.attention import ATTENTION_NAME, _routes, attention_configs
+from tests.engine_support import RandomPlanner, interrupt_at, random_prompt, tiny_model
 
 OPTIONS: Mapping[str, object] = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
 
@@ -115,6 +115,30 @@ def test_configs_are_copied_and_written_as_before() -> None:
     assert ATTENTION_NAME not in str(config.to_dict())
     config._attn_implementation = "eager"
     assert config._attn_implementation == vars(config)["_attn_implementation_internal"] == "eager"
+
+
+# ---- interrupts
+
+
+def test_configs_name_what_they_named_wherever_an_interrupt_comes() -> None:
+    """To whoever reads them at once; as it is kept, once the same thread has been inside again."""
+    configs = [tiny_model().config, tiny_model("Qwen2").config]
+
+    def forward(place: int) -> int:
+        with interrupt_at(place) as counted:
+            try:
+                _routes.enter(configs)
+            finally:
+                _routes.leave(configs)
+        return counted[0]
+
+    for place in range(1, forward(0) + 1):
+        with pytest.raises(KeyboardInterrupt):
+            forward(place)
+        assert [config._attn_implementation for config in configs] == ["sdpa", "sdpa"]
+        forward(0)
+        kept = [vars(config)["_attn_implementation_internal"] for config in configs]
+        assert kept == ["sdpa", "sdpa"]
 
 
 # ---- autocast

@@ -9,8 +9,7 @@ Knows nothing of requests or drafts.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -31,8 +30,8 @@ __all__ = [
     "QuerySink",
     "make_opaque",
     "make_opaque_to",
-    "paged_attention",
     "probing",
+    "with_paged_attention",
 ]
 
 ATTENTION_NAME = "sdcontrol_paged"
@@ -181,27 +180,21 @@ def make_opaque() -> None:
     AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(_attention))
 
 
-@contextmanager
-def paged_attention(configs: "tuple[PretrainedConfig, ...]", call: ForwardCall) -> Iterator[None]:
-    """Route the attention of the models with these configs through `call`, inside the block."""
-    with _routed(configs):
-        _STATE.call = call
-        try:
-            yield
-        finally:
-            _STATE.call = None
+def with_paged_attention(
+    configs: "tuple[PretrainedConfig, ...]", call: ForwardCall, forward: Callable[[], Tensor]
+) -> Tensor:
+    """`forward()`, in which the attention of the models with these configs goes through `call`.
 
-
-@contextmanager
-def _routed(configs: "tuple[PretrainedConfig, ...]") -> Iterator[None]:
-    """Flip the config attribute only: `set_attn_implementation` is slow and global.
-
-    The configs are the user's, so other threads may compute with them meanwhile: see `_routes`.
+    Flips the config attribute only: `set_attn_implementation` is slow and global. The configs are the
+    user's, so other threads may compute with them meanwhile: see `_routes`. No context manager, of which
+    an interrupt may enter one half.
     """
-    _routes.enter(configs)
     try:
-        yield
+        _routes.enter(configs)
+        _STATE.call = call
+        return forward()
     finally:
+        _STATE.call = None
         _routes.leave(configs)
 
 
@@ -211,12 +204,14 @@ def probing(model: PreTrainedModel, forward: Callable[[], object]) -> list[Probe
     Raises `UnsupportedModel` where a layer asks for what the paged path cannot honour.
     """
     seen: list[ProbedLayer] = []
-    with _routed(attention_configs(model)):
+    configs = attention_configs(model)
+    try:
+        _routes.enter(configs)
         _STATE.probe = seen
-        try:
-            forward()
-        finally:
-            _STATE.probe = None
+        forward()
+    finally:
+        _STATE.probe = None
+        _routes.leave(configs)
     return seen
 
 

@@ -26,29 +26,32 @@ class Routes:
         self._name = name
         self._is_inside = is_inside
         self._lock = threading.Lock()
-        self._depths: dict[int, int] = {}  # of configs that are routed now, by id
+        self._inside: dict[int, set[int]] = {}  # threads, by the id of a config that is routed now
         self._own: dict[int, str | None] = {}  # what was named before, of all that ever were
         setattr(PretrainedConfig, _ATTRIBUTE, property(self._read, _write))
 
     def enter(self, configs: Sequence[PretrainedConfig]) -> None:
-        """From here on our attention is what they name."""
+        """From here on our attention is what they name. Once a thread; who is interrupted in here leaves too."""
+        thread = threading.get_ident()
         with self._lock:
             for config in configs:
-                depth = self._depths.get(id(config), 0)
-                if not depth:
-                    self._own[id(config)] = config.__dict__[_ATTRIBUTE]
+                self._inside.setdefault(id(config), set()).add(thread)
+                named = config.__dict__[_ATTRIBUTE]
+                if named != self._name:
+                    self._own[id(config)] = named
                     config.__dict__[_ATTRIBUTE] = self._name
-                self._depths[id(config)] = depth + 1
 
     def leave(self, configs: Sequence[PretrainedConfig]) -> None:
-        """They name what they named before, unless others are inside still."""
+        """They name what they named before, unless other threads are inside still."""
+        thread = threading.get_ident()
         with self._lock:
             for config in configs:
-                depth = self._depths.pop(id(config)) - 1
-                if depth:
-                    self._depths[id(config)] = depth
-                else:
-                    config.__dict__[_ATTRIBUTE] = self._own[id(config)]
+                threads = self._inside.setdefault(id(config), set())
+                threads.discard(thread)
+                if not threads:
+                    if config.__dict__[_ATTRIBUTE] == self._name:
+                        config.__dict__[_ATTRIBUTE] = self._own[id(config)]
+                    self._inside.pop(id(config))
 
     def _read(self, config: PretrainedConfig) -> str | None:
         try:

@@ -22,8 +22,8 @@ from sdcontrol.engine.attention import (
     QuerySink,
     attention_configs,
     make_opaque_to,
-    paged_attention,
     probing,
+    with_paged_attention,
 )
 from sdcontrol.engine.backends import BackendName, TritonKVCache, backend_of, cache_class_of
 from sdcontrol.engine.copies import upload
@@ -189,8 +189,8 @@ class ModelRunner:
         """Logits `[kept, vocab]` of a packed batch, with this attention."""
         assert self.cache is not None
         call = ForwardCall(backend, self.cache, batch, self._layer_of, queries)
-        with self._lock, self._mode(), paged_attention(self._configs, call):
-            return self._logits(batch)
+        with self._lock, self._mode():
+            return with_paged_attention(self._configs, call, lambda: self._logits(batch))
 
     def alone(self) -> AbstractContextManager[object]:
         """Inside the block no other thread computes with this model through a runner."""
