@@ -577,7 +577,7 @@ def test_a_quarantined_drafter_with_a_model_leaves_nothing_behind() -> None:
         prompts = [random_prompt(50, seed=seed) for seed in range(3 * SMALL.max_batch_size)]
         submit_all(engine, prompts[:2], max_new_tokens=6)
         run_checked(engine)
-        engine.drafting._quarantine("sparse_kv", RuntimeError("out of memory"))
+        engine.drafting.quarantine.put("sparse_kv", RuntimeError("out of memory"))
         submit_all(engine, prompts, max_new_tokens=6)
         assert len(run_checked(engine)) == len(prompts)
 
@@ -634,7 +634,7 @@ def test_each_drafter_is_told_of_the_requests_that_may_use_it() -> None:
     offers = drafting.offers(requests)
     assert [arms for arms, _ in offers] == families
     assert [known for _, known in offers] == [{}, {"ngram": hint}, {}, {"ngram": hint}]
-    drafting._quarantine("ngram", RuntimeError("enough"))
+    drafting.quarantine.put("ngram", RuntimeError("enough"))
     assert [arms for arms, _ in drafting.offers(requests)] == [("silent",), ("silent",), (), ()]
     drafting.is_idle = True
     drafting.commit([(request, 1) for request in requests])

@@ -5,7 +5,7 @@ nonsense is quarantined: its family is offered no more, the step goes on without
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sdcontrol.core import BatchView, Confidence, Plan, family_of
@@ -17,15 +17,12 @@ from sdcontrol.engine.drafters.base import (
     KeepDrafting,
 )
 from sdcontrol.engine.drafters.vetting import Offer, Offers, check_drafts
+from sdcontrol.engine.quarantine import Quarantine
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.shadows import ShadowDrafts
 from sdcontrol.errors import ConfigError
-from sdcontrol.interrupts import raise_interrupt
-from sdcontrol.logs import EventLog
 
 __all__ = ["Drafting", "Drafts"]
-
-log = EventLog(__name__)
 
 Refine = Callable[[BatchView, Plan, Confidence], Plan]
 NO_DRAFT = Draft()
@@ -68,14 +65,18 @@ class Drafting:
         self._max_draft_tokens = max_draft_tokens
         self._offers = Offers()
         self.is_idle = False  # nobody will ever ask: drafters are told nothing
-        self._faults: list[str] = []
         self._clock = clock
-        self.quarantined: dict[str, str] = {}  # family: why
+        self.quarantine = Quarantine()
 
     @property
     def families(self) -> tuple[str, ...]:
         """Every family, quarantined or not."""
         return tuple(self._drafters)
+
+    @property
+    def quarantined(self) -> Mapping[str, str]:
+        """Why, by family."""
+        return self.quarantine.reasons
 
     def allowed(self, speculation: bool | Sequence[str]) -> frozenset[str]:
         """The families that a request may use: all, none, or those named; raises `ConfigError`."""
@@ -88,11 +89,11 @@ class Drafting:
 
     def take_faults(self) -> tuple[str, ...]:
         """The quarantines since the last call."""
-        faults, self._faults = tuple(self._faults), []
-        return faults
+        return self.quarantine.take_faults()
 
     def start(self, request: Request) -> None:
         """A request begins."""
+        request.is_started = True
         self._tell_all(request, lambda drafter: drafter.start(request))
 
     def commit(self, committed: Sequence[tuple[Request, int]]) -> None:
@@ -103,15 +104,17 @@ class Drafting:
                 if told:
                     drafter.commit_all(told)
             except Exception as error:
-                self._quarantine(family, error)
+                self.quarantine.put(family, error)
 
     def lose_cache(self, request: Request) -> None:
         """A request was preempted."""
         self._tell_all(request, lambda drafter: drafter.lose_cache(request))
 
     def finish(self, request: Request) -> None:
-        """A request ended."""
-        self._tell_all(request, lambda drafter: drafter.finish(request))
+        """A request ended, or is to begin again."""
+        if request.is_started:
+            self._tell_all(request, lambda drafter: drafter.finish(request))
+        request.is_started = False
 
     def offers(self, requests: Sequence[Request]) -> list[Offer]:
         """By request, the arms that it may use now, and what their drafters know beforehand."""
@@ -121,7 +124,7 @@ class Drafting:
             try:
                 own = self._offers.of(drafter, [requests[row] for row in rows]) if rows else []
             except Exception as error:
-                self._quarantine(family, error)
+                self.quarantine.put(family, error)
                 continue
             for row, offer in zip(rows, own, strict=True):
                 before = offers[row]
@@ -154,7 +157,7 @@ class Drafting:
             try:
                 session.take(rows, self._checked(drafter, tasks, keep))
             except Exception as error:
-                self._quarantine(family, error)
+                self.quarantine.put(family, error)
                 session.drop(rows)
             seconds[family] = self._clock() - started
             may_ask = may_ask or not drafter.is_free
@@ -186,7 +189,7 @@ class Drafting:
             tasks = [DraftTask(requests[row], drafter.name, lengths[row]) for row in rows]
             found = self._checked(drafter, tasks, DraftInFull(tasks)) if tasks else ()
         except Exception as error:
-            self._quarantine(drafter.family, error)
+            self.quarantine.put(drafter.family, error)
             return drafts
         for row, draft in zip(rows, found, strict=True):
             drafts[row] = draft
@@ -214,7 +217,7 @@ class Drafting:
                 if request.may_draft(family):
                     tell(drafter)
             except Exception as error:
-                self._quarantine(family, error)
+                self.quarantine.put(family, error)
 
     def _tasks(
         self, rows: Sequence[int], requests: Sequence[Request], plan: Plan
@@ -225,13 +228,6 @@ class Drafting:
             assert arm is not None
             tasks.append(DraftTask(requests[row], arm, length if length < most else most))
         return tasks
-
-    def _quarantine(self, family: str, error: Exception) -> None:
-        raise_interrupt(error)
-        reason = f"{type(error).__name__}: {error}"
-        self.quarantined[family] = reason
-        log.warning("drafter_quarantined", family=family, reason=reason)
-        self._faults.append(f"drafter {family} quarantined: {reason}")
 
 
 def _may_draft(drafter: Drafter, request: Request) -> bool:

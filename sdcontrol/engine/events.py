@@ -59,8 +59,14 @@ class Events:
         except Exception as error:
             self._dismiss(error)
 
-    def append(self, event: TokenEvent) -> None:
+    def tell(
+        self, request: Request, tokens: tuple[int, ...], reason: FinishReason | None = None
+    ) -> None:
         """A request has new tokens, or ended."""
+        event = TokenEvent(request.id, tokens, reason)
+        told = request.generated_tokens, reason
+        # No call stands between these two, and only after one are signals looked for.
+        request.told = told
         self._events.append(event)
         if self._watcher is None:
             return

@@ -25,7 +25,7 @@ class Intake:
         self._arrivals: list[Request] = []
         self._cancels: list[Request] = []
         self._num_named = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a stream that is collected amid `add` cancels
 
     def add(
         self,
@@ -52,6 +52,7 @@ class Intake:
         with self._lock:
             request = self.live.get(request_id)
             if request is not None:
+                request.is_cancelled = True
                 self._cancels.append(request)
             return request is not None
 
@@ -66,6 +67,16 @@ class Intake:
             taken = self._arrivals, self._cancels
             self._arrivals, self._cancels = [], []
         return taken
+
+    def start_again(self) -> None:
+        """Whoever has not been told its end arrives again, and what was cancelled is cancelled again."""
+        with self._lock:
+            for request in list(self.live.values()):
+                request.start_again()
+                if request.finish_reason is not None:
+                    del self.live[request.id]
+            self._arrivals = list(self.live.values())
+            self._cancels = [request for request in self._arrivals if request.is_cancelled]
 
     def remove(self, request: Request) -> None:
         """The request ended: its id is free again."""

@@ -27,6 +27,7 @@ from sdcontrol.engine.flight import Flight
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.steps import EngineSteps
 from sdcontrol.engine.verify import Asked, Verifier
+from sdcontrol.errors import EngineClosed
 
 __all__ = ["Engine"]
 
@@ -60,6 +61,7 @@ class Engine(EngineSteps):
             config=config,
         )
         self._flight: Flight | None = None  # launched before it was asked for
+        self._is_amid_step = False
 
     def run(self) -> dict[str, Request]:
         """Step until nothing is left to do; the finished requests by id."""
@@ -73,6 +75,8 @@ class Engine(EngineSteps):
         """Free the cache; the model is as it was found. Requests still live are dropped."""
         self._is_closed = True
         self._flight = None
+        if self._is_amid_step:
+            self._intake.start_again()  # whoever keeps a request finds what was told
         self._intake.live.clear()
         self._host.release()
 
@@ -87,17 +91,36 @@ class Engine(EngineSteps):
 
         Where steps overlap, the next one is launched before this one is returned: a request that is
         submitted or cancelled meanwhile takes part, or no more, from the one after it on.
+
+        Whatever a step raises, an interrupt or what a user's own processor raised, the next one may be
+        asked for: requests go on from the tokens that they were given, and are computed anew.
         """
         self._check_open()
         self._ended = []
-        # Whoever steps in inference mode and goes on outside finds tensors that may be written.
-        with device_scope(self.runner.device), torch.inference_mode(False), torch.no_grad():
-            if self._overlaps:
-                return self._step_ahead()
-            flight = self._launch(self._tally.steps)
-            observation = self._land(flight, self._ask(flight))
-            self._learn(observation)
-            return observation
+        try:
+            # Whoever steps in inference mode and goes on outside finds tensors that may be written.
+            with device_scope(self.runner.device), torch.inference_mode(False), torch.no_grad():
+                return self._step()
+        except Exception as error:
+            if self._is_closed:  # by another thread
+                raise EngineClosed("the engine was closed while it decoded") from error
+            raise
+
+    def _step(self) -> Observation:
+        if self._is_amid_step:  # the last one never came to its end
+            self._flight = None
+            self._start_again()
+        self._is_amid_step = True
+        observation = self._step_ahead() if self._overlaps else self._step_plainly()
+        self._is_amid_step = False
+        return observation
+
+    def _step_plainly(self) -> Observation:
+        """Launch a step, land it and learn from it."""
+        flight = self._launch(self._tally.steps)
+        observation = self._land(flight, self._ask(flight))
+        self._learn(observation)
+        return observation
 
     def _step_ahead(self) -> Observation:
         """Land a step, and launch the next before learning from it, if the planner allows that."""

@@ -170,6 +170,11 @@ class EngineParts:
         return bool(self._intake.live)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it will never decode again."""
+        return self._is_closed
+
+    @property
     def token_edges(self) -> tuple[int, ...]:
         """The numbers of tokens that decoding forwards are padded to; none where nothing is padded."""
         if self.runner.graphs is not None:

@@ -97,15 +97,24 @@ class Request:
         self.may_draft = may_draft  # by family
         self._content_root = content_root  # of the keys: the model that its blocks are of
         self.finish_reason: FinishReason | None = None
-        self.cached_after = 0  # tokens whose KV stands once the current step is committed
+        self.told: tuple[int, FinishReason | None] = (0, None)  # output tokens, and end, of events
+        self.is_started = False  # drafters may know of it
+        self.is_cancelled = False
         self.stats = RequestStats()
-        self.scheduled = ScheduledRequest(
-            id=request_id,
-            num_tokens=len(self.tokens),
-            max_tokens=len(self.tokens) + rules.max_new_tokens,
-        )
         self._blocks: IntArray = np.zeros(16, dtype=np.int64)
         self._pages = PageTable(self._blocks[:0])
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Go on from what was told: what else a step made of it is forgotten, and nothing is cached."""
+        del self.tokens[self.prompt_tokens + self.told[0] :]
+        self.finish_reason = self.told[1]
+        self.cached_after = 0  # tokens whose KV stands once the current step is committed
+        self.scheduled = ScheduledRequest(
+            id=self.id,
+            num_tokens=len(self.tokens),
+            max_tokens=self.prompt_tokens + self.rules.max_new_tokens,
+        )
         self._fixed_blocks = 0  # leading entries of _blocks that cannot have changed
         self._tail: list[int] = []  # the entries behind them
 

@@ -16,7 +16,7 @@ from sdcontrol.engine.compilations import compilations
 from sdcontrol.engine.drafting import Drafts
 from sdcontrol.engine.flight import Flight
 from sdcontrol.engine.parts import EngineParts
-from sdcontrol.engine.request import FinishReason, Request, TokenEvent
+from sdcontrol.engine.request import FinishReason, Request
 from sdcontrol.engine.shadows import ShadowDrafts, agreements
 from sdcontrol.engine.verify import Asked, Verdict, VerifyTask
 from sdcontrol.logs import EventLog
@@ -105,6 +105,20 @@ class EngineSteps(EngineParts):
         self._tally.add(observation)
         self.planner.observe(observation)
 
+    def _start_again(self) -> None:
+        """After a step that did not come to its end, of which anything may be half done.
+
+        Requests go on from the tokens that were told, drafters learn of them anew, and the cache is empty.
+        """
+        self.drafting.quarantine.forgive()
+        for request in list(self._intake.live.values()):
+            self.drafting.finish(request)
+            self.drafting.quarantine.forgive()  # one that was not told of the request yet
+        self.pool = self._host.empty_pool()
+        self.scheduler = self.config.scheduler(self.pool)
+        self._intake.start_again()
+        log.info("requests_started_again", requests=len(self._intake.live))
+
     def _take_inbox(self) -> None:
         arrivals, cancels = self._intake.take()
         for request in arrivals:
@@ -179,13 +193,13 @@ class EngineSteps(EngineParts):
                 continue
             self.scheduler.commit(request.scheduled, request.cached_after, len(tokens))
             if emitted:
-                self._events.append(TokenEvent(request.id, new_tokens))
+                self._events.tell(request, new_tokens)
                 committed.append((request, emitted))
         self.drafting.commit(committed)
 
     def _end(self, request: Request, tokens: tuple[int, ...], reason: FinishReason) -> None:
         request.finish_reason = reason
-        self._events.append(TokenEvent(request.id, tokens, reason))
+        self._events.tell(request, tokens, reason)
         self.drafting.finish(request)
         self._host.forget(request.id)
         self._ended.append(request)

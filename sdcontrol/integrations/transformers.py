@@ -93,7 +93,7 @@ class SpeculativeDecoder:
                 tokenizer=tokenizer,
                 config=config,
             )
-        except Exception:
+        except BaseException:
             if self._recorder is not None:
                 self._recorder.discard()
             raise

@@ -55,6 +55,10 @@ class Scorer(Protocol):
         """The request ended or lost its cache."""
         ...
 
+    def forget_all(self) -> None:
+        """Every request lost its cache."""
+        ...
+
     def release(self) -> None:
         """The cache is gone."""
         ...
@@ -130,11 +134,8 @@ class DraftHost:
             if isinstance(drafter, ModelDrafter):
                 drafter.attach(self)
         config, memory = self.config, self.memory
-        self.pool = BlockPool(
-            cache_blocks(config, memory, self.target.device),
-            config.block_size,
-            prefix_sharing=config.prefix_sharing,
-        )
+        num_blocks = cache_blocks(config, memory, self.target.device)
+        self.pool = self._new_pool(num_blocks)
         self.graph_stats.expected_bytes = memory.fixed.get(_GRAPHS, 0)
         log.info(
             "kv_pool_sized",
@@ -148,6 +149,17 @@ class DraftHost:
                 runner.allocate(self.pool.num_blocks, config.block_size)
             attach_graphs(runner, config, self.graph_stats)
         return self.pool
+
+    def empty_pool(self) -> BlockPool:
+        """One like before, and nothing is known of what stands in its blocks."""
+        if self.scorer is not None:
+            self.scorer.forget_all()
+        self.pool = self._new_pool(self.blocks.num_blocks)
+        return self.pool
+
+    def _new_pool(self, num_blocks: int) -> BlockPool:
+        config = self.config
+        return BlockPool(num_blocks, config.block_size, prefix_sharing=config.prefix_sharing)
 
     def query_sink(self, pieces: Sequence[Piece]) -> QuerySink | None:
         """Where the queries of a verifying forward go, if anybody scores pages."""

@@ -62,11 +62,9 @@ class PageScorer:
         self._ring = 2 * self._page + _MOST_DRAFT_NODES + 1
         self._num_heads, self._kv_heads, self._dim = heads.pop()
         self._num_layers = len(layers)
-        self._rows: dict[str, int] = {}
-        self._free_rows = list(range(host.config.max_batch_size))[::-1]
-        self._chosen: dict[str, tuple[tuple[int, WantedPages], IntArray]] = {}  # by full pages
         self._queries: Tensor | None = None
         self._bounds: PageBounds | None = None
+        self.forget_all()
 
     @property
     def bytes_per_token(self) -> int:
@@ -105,6 +103,12 @@ class PageScorer:
         if row is not None:
             self._free_rows.append(row)
         self._chosen.pop(request_id, None)
+
+    def forget_all(self) -> None:
+        """Every request lost its cache."""
+        self._rows: dict[str, int] = {}
+        self._free_rows = list(range(self._host.config.max_batch_size))[::-1]
+        self._chosen: dict[str, tuple[tuple[int, WantedPages], IntArray]] = {}  # by full pages
 
     def release(self) -> None:
         """The cache is gone."""
