@@ -25,40 +25,59 @@ class Feed:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._owners: dict[str, Consumer] = {}
+        self._owners: dict[str, Consumer] = {}  # of requests whose end was not told
+        self._events: deque[TokenEvent] = deque()  # on their way
 
     def add(self, consumer: "Consumer", submit: Callable[[], str]) -> str:
         """Submit a request on behalf of a consumer; returns its id."""
+        requests = self._engine.requests
         with self._lock:
-            request_id = submit()
+            before = len(requests)
+            try:
+                request_id = submit()
+            except (KeyboardInterrupt, SystemExit):
+                if len(requests) > before:  # it came in, and nobody knows of it
+                    self._engine.cancel([*requests][-1])
+                raise
             self._owners[request_id] = consumer
         return request_id
 
     def step_for(self, consumer: "Consumer") -> None:
         """One step, unless another thread's brought this consumer events meanwhile.
 
-        Raises `SdcontrolError` where its requests are gone and their events with them.
+        Raises `EngineClosed`, and `SdcontrolError` where its requests are gone and their events with them.
         """
         with self._lock:
+            self._deliver()  # what a step that failed has left
             if consumer.events:
                 return
-            if not self._engine.has_work:
+            if not (self._engine.has_work or self._engine.is_closed):
                 raise SdcontrolError(
                     f"requests {sorted(consumer.live)} ended without their events arriving; while "
                     "a decoder runs, leave step, run and take_events of its engine to it"
                 )
             self._count(self._engine.step())
-            for event in self._engine.take_events():
-                owner = self._owners.get(event.request_id)  # it may leave at any time
-                if owner is not None:
-                    owner.events.append(event)
+            self._deliver()
 
     def leave(self, consumer: "Consumer") -> None:
         """Cancel what of a consumer still runs, and forget it."""
-        for request_id in consumer.drafters:
-            self._owners.pop(request_id, None)
         for request_id in consumer.live:
-            self._engine.cancel(request_id)
+            # Else it has ended, and the name may be another's now.
+            if self._owners.get(request_id) is consumer:
+                self._owners.pop(request_id, None)
+                self._engine.cancel(request_id)
+
+    def _deliver(self) -> None:
+        """Every event to whose it is. Whoever is interrupted here is followed by another who goes on."""
+        self._events.extend(self._engine.take_events())
+        while self._events:
+            event = self._events[0]
+            owner = self._owners.get(event.request_id)  # it may leave at any time
+            if owner is not None:
+                owner.take(event)
+            self._events.popleft()
+            if event.finish_reason is not None:
+                self._owners.pop(event.request_id, None)
 
     def _count(self, observation: Observation) -> None:
         for row, request in enumerate(observation.view.requests):
@@ -78,6 +97,7 @@ class Consumer:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self.events: deque[TokenEvent] = deque()
+        self._latest: TokenEvent | None = None
         self.live: set[str] = set()
         self.drafters: dict[str, dict[str, DrafterStats]] = {}  # by request, then by arm
 
@@ -91,6 +111,12 @@ class Consumer:
             return request_id
 
         return self._feed.add(self, submit_and_register)
+
+    def take(self, event: TokenEvent) -> None:
+        """Keep an event until it is asked for; once, also where it is given twice in a row."""
+        if event is not self._latest:
+            self._latest = event
+            self.events.append(event)
 
     def drafts_of(self, request_id: str) -> Mapping[str, DrafterStats]:
         """What every drafter did for a request so far, by arm."""
