@@ -350,6 +350,23 @@ def test_a_failure_ends_with_code_1_and_shows_its_place_only_when_asked(
     assert ("Traceback" in err) == is_debugging
 
 
+def test_a_failure_keeps_what_had_ended(
+    generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what was held back for its turn."""
+
+    def failing(self: SpeculativeDecoder, *_: object, **__: object) -> Iterator[StreamEvent]:
+        yield StreamEvent("2", 1, (5, 6), "whole", "length")
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(SpeculativeDecoder, "stream", failing)
+    code, out, _ = generate("--format", "jsonl", "a", "b")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    assert [record["finish_reason"] for record in records] == ["cancelled", "length"]
+    assert [record["output"] for record in records] == ["", "whole"]
+
+
 def stop_stream_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
     """The stream raises `error` in place of its event number `count`."""
     stream = SpeculativeDecoder.stream

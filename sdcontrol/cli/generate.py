@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         ordered = InOrder(prompts, _writer(options, file, len(prompts)))
         try:
             _decode(decoder, prompts, options, sampling, ordered)
-        except KeyboardInterrupt:
+        except BaseException:  # what others had ended with is written, whatever it is
             ordered.interrupt()
             raise
         finally:

@@ -125,7 +125,9 @@ class InOrder:
             self._next_turn()
 
     def interrupt(self) -> None:
-        """Write what there is of the prompts that have not ended."""
+        """Write what there is of the prompts that have not ended; nothing where there is nothing."""
+        if not any(result.tokens or result.finish_reason for result in self.results):
+            return
         for index, result in enumerate(self.results):
             if result.finish_reason is None:
                 self.end(index, "cancelled")
