@@ -253,6 +253,37 @@ def test_killed_process_leaves_a_trace_that_is_readable_and_says_so(
     assert ids == [f"r{number}" for number in range(len(ids))]
 
 
+_FORKED = """
+import os, sys
+from sdcontrol.errors import TraceError
+from sdcontrol.traces.writer import TraceWriter
+from tests.trace_support import plain_step
+
+writer = TraceWriter({path!r})
+writer.append(plain_step(0))
+if not os.fork():
+    try:
+        writer.append(plain_step(1))
+    except TraceError as error:
+        sys.exit(7 if "forked" in str(error) else 1)
+_, status = os.wait()
+writer.append(plain_step(1))
+writer.close()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_process_leaves_the_trace_to_its_parent(tmp_path: Path) -> None:
+    """It closes nothing at its end, and is told that nothing of it is recorded."""
+    script = _FORKED.format(path=str(tmp_path / "t"))
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", script], check=False, cwd=root)
+    assert done.returncode == 7
+    trace = Trace(tmp_path / "t")
+    assert not trace.cut
+    assert [step.observation.view.step for step in trace.steps()] == [0, 1]
+
+
 # ---- the recorder
 
 

@@ -10,6 +10,7 @@ parts. Knows nothing of planners or engines.
 """
 
 import atexit
+import os
 import platform
 import shutil
 import threading
@@ -73,6 +74,7 @@ class TraceWriter:
         self._parts: dict[str, list[Part]] = {name: [] for name in _TABLES}
         self._failure: Exception | None = None
         self._is_closing = False
+        self._process = os.getpid()
         self._condition = threading.Condition()
         self._thread = threading.Thread(target=self._write, name="trace-writer", daemon=True)
         self._thread.start()
@@ -119,7 +121,12 @@ class TraceWriter:
             shutil.rmtree(self.path)
 
     def _stop(self) -> bool:
-        """Let the thread write what is left; whether it was not stopped before."""
+        """Let the thread write what is left; whether it was not stopped before.
+
+        A process that was forked has the folder and no thread: it leaves the trace alone.
+        """
+        if os.getpid() != self._process:
+            return False
         with self._condition:
             if self._is_closing:
                 return False
@@ -137,6 +144,11 @@ class TraceWriter:
 
     def _check_open(self) -> None:
         self._check_written()
+        if os.getpid() != self._process:
+            raise TraceError(
+                f"the trace in {self.path} is the process's that this one was forked of; record into "
+                "another folder"
+            )
         if self._is_closing:
             raise TraceError(f"the trace in {self.path} is closed; record into another folder")
 
