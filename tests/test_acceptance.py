@@ -537,9 +537,16 @@ def test_a_model_that_drafts_for_itself_is_trusted_more_before_it_is_tried() -> 
     assert believed(estimator, "new", "sparse_kv:512")[0] == sparse[0]
 
 
-def test_there_must_be_a_draft_token_to_believe_in() -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        AcceptanceEstimator(max_draft_tokens=0)
+@pytest.mark.parametrize("number", [0, 2.5, None])
+def test_there_must_be_a_draft_token_to_believe_in(number: int) -> None:
+    with pytest.raises(ConfigError, match=f"max_draft_tokens is {number}; .* at least 1"):
+        AcceptanceEstimator(max_draft_tokens=number)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, float("nan")])
+def test_a_prior_is_a_rate(rate: float) -> None:
+    with pytest.raises(ConfigError, match=f"prior acceptance of '{ARM}' is {rate}; .* above 0"):
+        AcceptanceEstimator(prior={ARM: rate})
 
 
 def test_nodes_that_fall_together_are_no_proof_of_each_other() -> None:

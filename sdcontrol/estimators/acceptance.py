@@ -83,8 +83,10 @@ class AcceptanceEstimator:
     def __init__(
         self, max_draft_tokens: int = DEPTH, prior: Mapping[str, float] | None = None
     ) -> None:
-        if max_draft_tokens < 1:
-            raise ConfigError(f"max_draft_tokens is {max_draft_tokens}; it must be at least 1")
+        if not (hasattr(max_draft_tokens, "__index__") and max_draft_tokens >= 1):
+            raise ConfigError(
+                f"max_draft_tokens is {max_draft_tokens!r}; give a whole number, at least 1"
+            )
         self.max_draft_tokens = max_draft_tokens
         self._averages = ArmAverages(max_draft_tokens, prior or {})
         num_arms = self._averages.num_arms

@@ -17,6 +17,7 @@ import numpy as np
 
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray, family_of
+from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.hints import NUM_BUCKETS, prior_rates
 from sdcontrol.estimators.levels import FIRST_PRIOR, RATIOS
 
@@ -71,8 +72,12 @@ class ArmAverages:
         """Room for one more arm, with its family's prior unless `acceptance` is given."""
         if acceptance is None:
             acceptance = _FAMILY_PRIORS.get(family_of(arm), _PRIOR_ACCEPTANCE)
-        self.index_of[arm] = self.num_arms
+        if not 0.0 < acceptance <= 1.0:
+            raise ConfigError(
+                f"prior acceptance of {arm!r} is {acceptance}; give a rate per token above 0, at most 1"
+            )
         self._append(acceptance)
+        self.index_of[arm] = self.num_arms - 1
 
     def become_tree(self, arm: str, levels: FloatArray) -> None:
         """Count `arm` by node from now on; its deeper nodes are assumed rarer. `levels`: its prior."""
