@@ -31,8 +31,9 @@ class EventLog:
         self._log(logging.WARNING, event, facts)
 
     def _log(self, level: int, event: str, facts: dict[str, object]) -> None:
-        if structlog.is_configured():
-            structlog.get_logger(self._name).log(level, event, **facts)
+        if structlog.is_configured():  # of its loggers, some know no `log`; all know these names
+            tell = getattr(structlog.get_logger(self._name), logging.getLevelName(level).lower())
+            tell(event, **facts)
         elif self._plain.isEnabledFor(level):
             shown = " ".join(f"{name}={fact!r}" for name, fact in facts.items())
             self._plain.log(level, "%s %s", event, shown)

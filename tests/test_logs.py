@@ -32,6 +32,24 @@ def test_an_application_that_configured_structlog_hears_events() -> None:
     assert events == [{"event": "drafter_quarantined", "family": "x", "log_level": "warning"}]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        structlog.BoundLogger,
+        structlog.stdlib.BoundLogger,
+        structlog.make_filtering_bound_logger(logging.INFO),
+    ],
+)
+def test_loggers_of_every_kind_that_an_application_may_choose_take_events(
+    kind: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    structlog.configure(wrapper_class=kind, processors=[structlog.processors.JSONRenderer()])
+    for level in ("info", "warning"):
+        getattr(EventLog("sdcontrol.test"), level)("state_changed", step=3)
+    structlog.reset_defaults()
+    assert capsys.readouterr().out.splitlines() == ['{"step": 3, "event": "state_changed"}'] * 2
+
+
 @pytest.mark.parametrize("was_configured", [False, True])
 def test_a_command_leaves_logging_as_it_was(was_configured: bool) -> None:
     structlog.reset_defaults()
