@@ -239,6 +239,20 @@ def test_faults_and_the_quarantine_of_a_policy_are_counted() -> None:
     assert scrape("policy_quarantined") == 1
 
 
+def test_planners_that_share_an_exporter_are_quarantined_one_by_one() -> None:
+    """In turns: one without its policy beside one that keeps it."""
+    scrape = Scrape()
+    planners = [scrape.exporter.wrap(c) for c in (Controller(Raising()), Controller("off"))]
+    for step in range(20):
+        for planner in planners:
+            planner.plan(view_of(1, step))
+            faults = planner.take_faults()  # type: ignore[attr-defined]
+            planner.observe(observed((None, 0, 0, 0), faults=faults, step=step))
+    assert scrape("quarantines_total", subject="policy") == 1
+    assert scrape("policy_quarantined") == 1
+    assert scrape("steps_total") == 40
+
+
 def test_the_quarantine_of_a_drafter_is_counted_under_its_name() -> None:
     scrape = Scrape()
     faults = ("drafter ngram quarantined: it raised", "planner failed to plan: ValueError('x')")

@@ -7,6 +7,7 @@ beyond the few facts that a controller offers.
 import math
 from collections import Counter as Counts
 from collections.abc import Iterator
+from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -164,11 +165,11 @@ class FaultMetrics:
         )
         self._is_quarantined = Gauge(
             "policy_quarantined",
-            "1 while the policy is out of use after repeated faults.",
+            "1 while a policy is out of use after repeated faults.",
             namespace=namespace,
             registry=registry,
         )
-        self._was_quarantined = False
+        self._without_policy: WeakSet[object] = WeakSet()  # planners, each of which counts once
 
     def observe(self, observation: Observation) -> None:
         """Count the faults recorded with the step."""
@@ -181,12 +182,16 @@ class FaultMetrics:
                 self._faults.labels("_".join(words[:4])).inc()
 
     def observe_planner(self, planner: object) -> None:
-        """Whether a controller has given its policy up."""
-        is_quarantined = bool(getattr(planner, "is_quarantined", False))
-        if is_quarantined and not self._was_quarantined:
+        """Whether a controller has given its policy up; of several, whether any has."""
+        is_quarantined = getattr(planner, "is_quarantined", None)
+        if is_quarantined is None:
+            return
+        if not is_quarantined:
+            self._without_policy.discard(planner)
+        elif planner not in self._without_policy:
+            self._without_policy.add(planner)
             self._quarantines.labels("policy").inc()
-        self._was_quarantined = is_quarantined
-        self._is_quarantined.set(is_quarantined)
+        self._is_quarantined.set(bool(self._without_policy))
 
 
 class IntensityMetrics:

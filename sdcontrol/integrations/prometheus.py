@@ -39,7 +39,8 @@ class PrometheusExporter:
     """Counts observations into metrics of a registry.
 
     `target`, the model on its machine, adds the arithmetic intensity of steps; a wrapped controller that
-    knows both, as on a GPU of the hardware table, says so of its own.
+    knows both, as on a GPU of the hardware table, says so of its own. Several planners may share an exporter:
+    counters and histograms add them up, gauges tell of the one that stepped last.
     Two exporters of one registry need different namespaces: the registry refuses names that it has.
     """
 
