@@ -71,6 +71,17 @@ def test_a_title_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     assert title in capsys.readouterr().out
 
 
+def test_large_numbers_keep_their_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = make_results(num_steps=50).model_dump(mode="json")
+    metrics = facts["arms"][0]["metrics"]
+    metrics["tokens_per_second"] |= {"value": 12345.6, "low": 999.7, "high": 54321.0}
+    metrics["peak_memory_bytes"] |= {"value": 3.0 * 2**30, "low": 2.0**20, "high": 4.0 * 2**30}
+    Console(width=200).print(next(tables(Results.model_validate(facts))))
+    printed = capsys.readouterr().out
+    assert "12346 1000 to 54321" in printed
+    assert "3072 MiB 1 to 4096" in printed
+
+
 def test_results_are_written_before_they_are_shown(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,12 +41,14 @@ def _metrics(results: Results) -> Table:
 def _cell(metric: MetricSummary | None) -> str:
     if metric is None:
         return "-"
-    scale = 2**20 if metric.unit == "bytes" else 1
-    unit = " MiB" if metric.unit == "bytes" else ""
-    value, low, high = (f"{v / scale:.3g}" for v in (metric.value, metric.low, metric.high))
-    if scale > 1:
-        value, low, high = (f"{v / scale:.0f}" for v in (metric.value, metric.low, metric.high))
+    scale, unit = (2**20, " MiB") if metric.unit == "bytes" else (1, "")
+    value, low, high = (_digits(v / scale) for v in (metric.value, metric.low, metric.high))
     return f"{value}{unit} [dim]{low} to {high}[/dim]"
+
+
+def _digits(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _comparisons(results: Results) -> Table:
