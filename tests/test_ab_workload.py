@@ -102,6 +102,20 @@ def test_recorded_arrivals_must_be_in_the_file(tmp_path: Path) -> None:
         check_files(plan)
 
 
+def test_recorded_arrivals_must_be_in_order(tmp_path: Path) -> None:
+    """Else gaps below 0 would be none, and the load another; a second file begins anew."""
+    lines = [{"prompt": "x", "arrival_seconds": seconds} for seconds in (1.0, 3.0, 2.0)]
+    rule = {"kind": "recorded"}
+    with pytest.raises(ConfigError, match=r"p\.jsonl: arrival_seconds 2\.0 stands below 3\.0"):
+        check_files(on_files(tmp_path / "p.jsonl", lines, arrivals=rule))
+    check_files(on_files(tmp_path / "p.jsonl", lines))
+    first = on_files(tmp_path / "first.jsonl", lines[:2], arrivals=rule)
+    (tmp_path / "second.jsonl").write_text(json.dumps(lines[0]), encoding="utf-8")
+    files = (*first.workload.files, str(tmp_path / "second.jsonl"))
+    workload = first.workload.model_copy(update={"files": files})
+    check_files(first.model_copy(update={"workload": workload}))
+
+
 # ---- what a meter makes of steps
 
 

@@ -72,14 +72,24 @@ def check_files(experiment: Experiment) -> None:
     """Raise `ConfigError` for a file that cannot be used, before anything long begins."""
     if experiment.workload.trace is not None:
         _recorded(experiment.workload.trace)
-    if not experiment.workload.files:
-        return
-    lines = [line for _, line in _lines(experiment.workload.files)]
-    recorded = isinstance(experiment.workload.arrivals, Recorded)
-    if recorded and any(line.arrival_seconds is None for line in lines):
+    files = experiment.workload.files
+    if files and _lines(files) and isinstance(experiment.workload.arrivals, Recorded):
+        for name in files:
+            _check_arrivals(name, [line.arrival_seconds for _, line in _read(name)])
+
+
+def _check_arrivals(name: str, times: Sequence[float | None]) -> None:
+    """Raise `ConfigError` unless every line says when it comes, none before the one above it."""
+    known = [time for time in times if time is not None]
+    if len(known) < len(times):
         raise ConfigError(
             "workload.arrivals: recorded, but a line has no arrival_seconds; add it, or use closed"
         )
+    for before, after in pairwise(known):
+        if after < before:
+            raise ConfigError(
+                f"{name}: arrival_seconds {after} stands below {before}; sort its lines by time"
+            )
 
 
 def _bundled(experiment: Experiment, block: int) -> list[tuple[str, _Line]]:
@@ -100,15 +110,18 @@ def _filed(experiment: Experiment, block: int) -> list[tuple[str, _Line]]:
 def dealt(experiment: Experiment, block: int, entries: Sequence[_Entry]) -> list[_Entry]:
     """The block's share of `entries`; recorded arrivals keep their order."""
     count = experiment.workload.requests_per_block
-    return [_at(experiment, entries, block * count + place) for place in range(count)]
+    places = [divmod(place, len(entries)) for place in range(block * count, (block + 1) * count)]
+    rounds = {number for number, _ in places}
+    orders = {number: _order(experiment, number, len(entries)) for number in rounds}
+    return [entries[orders[number][within]] for number, within in places]
 
 
-def _at(experiment: Experiment, entries: Sequence[_Entry], place: int) -> _Entry:
-    round_number, within = divmod(place, len(entries))
-    order = list(range(len(entries)))
+def _order(experiment: Experiment, round_number: int, num_entries: int) -> list[int]:
+    """In which a round deals out all entries."""
+    order = list(range(num_entries))
     if not isinstance(experiment.workload.arrivals, Recorded):
         random.Random(f"{experiment.seed} round {round_number}").shuffle(order)
-    return entries[order[within]]
+    return order
 
 
 def arrivals(experiment: Experiment, block: int, recorded: Sequence[float]) -> list[float | None]:
