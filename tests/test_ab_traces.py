@@ -75,6 +75,44 @@ def test_a_comparison_on_a_recording_finds_what_drafts_bring(
         assert results.comparisons[0].ratio.value > 2
 
 
+def test_a_request_of_a_closed_loop_waits_for_no_other(trace: Path) -> None:
+    """As live: it comes when there is room for it."""
+    plan = plan_on(trace, CLOSED)
+    record, _ = TraceRunner(plan).run_block("off", 0, start_seconds=0.0)
+    assert record.num_requests == 4
+    assert max(record.latencies["ttft_seconds"]) < 0.2 * min(record.latencies["e2e_seconds"])
+
+
+def test_an_engines_most_draft_tokens_hold_in_a_simulation(trace: Path) -> None:
+    arms = [
+        {"name": "some", "policy": "goodput", "engine": {"max_draft_tokens": 2}},
+        {"name": "all", "policy": "goodput"},
+    ]
+    plan = plan_on(trace, CLOSED, arms=arms)
+    runner = TraceRunner(plan)
+    longest = []
+    for arm in ("some", "all"):
+        for block in range(3):
+            record, _ = runner.run_block(arm, block, start_seconds=0.0)
+        longest.append(max(map(int, record.lengths["ngram"])))
+    assert longest[0] == 2 < longest[1]
+
+
+def test_a_request_that_can_never_fit_is_said_and_not_left_out(trace: Path, tmp_path: Path) -> None:
+    plan = plan_on(trace, CLOSED, engine={"kv_tokens": 32})
+    results = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "run", plan))
+    assert all("the KV cache holds 32" in arm.failed for arm in results.arms)
+
+
+def test_what_a_recording_cannot_follow_is_said(trace: Path, tmp_path: Path) -> None:
+    plan = plan_on(trace, CLOSED)
+    cut = plan.workload.model_copy(update={"num_tokens": 4})
+    for name, workload, is_said in (("as-is", plan.workload, False), ("cut", cut, True)):
+        one = plan.model_copy(update={"workload": workload})
+        results = run_experiment(one, TraceRunner(one), RunFolder(tmp_path / name, one))
+        assert any("num_tokens" in note for note in results.notes) == is_said
+
+
 def test_simulated_blocks_are_the_same_at_every_try(trace: Path, tmp_path: Path) -> None:
     plan = plan_on(trace, CLOSED, repeat_every=1)
     first = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "1", plan))
@@ -127,6 +165,17 @@ def test_a_sweep_over_two_processes_gives_each_run_its_folder(trace: Path, tmp_p
     results = run_apart(plans, tmp_path, workers=2, on_ray=False, resume=False, overwrite=False)
     assert [result.name for result in results] == ["seed-0", "seed-1"]
     assert (tmp_path / "seed-1" / "results.json").exists()
+
+
+def test_runs_apart_are_those_that_are_run_here(tmp_path: Path) -> None:
+    """What the file does not say of the engine is the recording's, there as here."""
+    arrivals = {"kind": "open", "requests_per_second": 100.0}
+    plan = plan_on(Path("bundled:mixed"), arrivals, repeat_every=0)
+    here = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "here", plan))
+    (apart,) = run_apart(
+        [plan], tmp_path / "apart", workers=1, on_ray=False, resume=False, overwrite=False
+    )
+    assert apart.arms == here.arms
 
 
 def test_live_runs_are_not_run_beside_each_other(tmp_path: Path) -> None:

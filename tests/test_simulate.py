@@ -306,6 +306,21 @@ def test_planners_are_shown_that_others_wait_from_the_first_step_on(num_requests
     assert found == told
 
 
+@given(st.integers(0, 1000), st.integers(1, 5))
+@settings(max_examples=20, deadline=None)
+def test_in_a_closed_loop_a_request_arrives_when_another_has_ended(seed: int, most: int) -> None:
+    """The k-th that ends lets the next one come."""
+    workload = drawn_workload(seed, 12, sure=True).in_closed_loop(most)
+    planner = DicePlanner(seed)
+    simulation = finished(workload, planner)
+    times = simulation.measurements.result(policy="dice", workload="w").times
+    came = np.sort(times["arrival_seconds"])
+    ended = np.sort(times["arrival_seconds"] + times["end_to_end_seconds"])
+    assert came[:most] == pytest.approx(0.0)
+    assert came[most:] == pytest.approx(ended[: len(came) - most])
+    assert max(len(seen.view.requests) for seen in planner.observations) <= most
+
+
 def test_texts_of_one_and_arrivals_of_another_make_a_workload() -> None:
     """Texts are repeated where there are fewer; ids stay distinct."""
     texts, arrivals = drawn_workload(1, 3), drawn_workload(2, 8)

@@ -6,11 +6,13 @@ Nothing here is noisy, so the baseline's second run is its first. Knows traces; 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Confidence, Cost, Observation, Plan
+from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.config import Arm, Experiment
 from sdcontrol.experiments.machine import setting_of
 from sdcontrol.experiments.meter import Meter
@@ -19,6 +21,7 @@ from sdcontrol.experiments.runner import Outputs
 from sdcontrol.experiments.samples import MOST_STEPS
 from sdcontrol.experiments.workload import arrivals, dealt
 from sdcontrol.experiments.workload_settings import ClosedLoop
+from sdcontrol.outcomes import DEPTH
 from sdcontrol.traces.bundled import trace_folder
 from sdcontrol.traces.fitted_times import FittedTimes
 from sdcontrol.traces.reader import Trace
@@ -39,7 +42,7 @@ class TraceRunner:
         self._experiment = experiment
         self._arms = {arm.name: arm for arm in experiment.arms}
         self._planners = {
-            arm.name: _Continued(_controller(experiment, arm)) for arm in experiment.arms
+            arm.name: _Continued(_controller(experiment, arm, trace)) for arm in experiment.arms
         }
         self._recorded: Sequence[SimulatedRequest] = tuple(workload_of(trace))
         self._times = FittedTimes(trace.observations(), trace.token_edges, trace.machine)
@@ -53,13 +56,8 @@ class TraceRunner:
     def run_block(self, arm: str, block: int, *, start_seconds: float) -> tuple[RunRecord, Outputs]:
         """Simulate the block's requests under an arm; there are no texts."""
         planner = self._planners[arm]
-        requests = self._requests(block)
-        simulation = Simulation(
-            Workload.of(f"block {block}", requests),
-            planner,
-            self._times,
-            self._settings_of(self._arms[arm]),
-        )
+        settings = self._settings_of(self._arms[arm])
+        simulation = Simulation(self._workload(block), planner, self._times, settings)
         num_blocks = self._experiment.blocks + self._experiment.warmup.max_blocks
         meter = Meter(
             most_steps=max(MOST_STEPS // num_blocks, 2),
@@ -70,31 +68,28 @@ class TraceRunner:
             _step(simulation, meter)
         planner.block_ended()
         result = simulation.measurements.result(policy=arm, workload=f"block {block}")
+        if result.num_refused:
+            raise ConfigError(result.refusals[0])
         _add_requests(meter, result)
         return meter.record(arm, seconds=result.seconds, forward=None, more={}), {}
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _requests(self, block: int) -> list[SimulatedRequest]:
+    def _workload(self, block: int) -> Workload:
         taken = dealt(self._experiment, block, self._recorded)
         times = arrivals(self._experiment, block, [r.arrival_seconds for r in taken])
-        return [
+        requests = [
             replace(request, id=f"{block}.{place} {request.id}", arrival_seconds=time or 0.0)
             for place, (request, time) in enumerate(zip(taken, times, strict=True))
         ]
+        found, rule = Workload.of(f"block {block}", requests), self._experiment.workload.arrivals
+        return found.in_closed_loop(rule.concurrency) if isinstance(rule, ClosedLoop) else found
 
     def _settings_of(self, arm: Arm) -> SimulationSettings:
         """The recorded engine's, with what the file says otherwise."""
-        engine = self._experiment.engine_of(arm)
-        said = self._experiment.engine.model_fields_set | arm.engine.model_fields_set
-        given = {
-            name: getattr(engine, name) for name in said & SimulationSettings.model_fields.keys()
-        }
-        rule = self._experiment.workload.arrivals
-        if isinstance(rule, ClosedLoop):
-            most = given.get("max_batch_size", self._settings.max_batch_size)
-            given["max_batch_size"] = min(rule.concurrency, most)
+        said = _said(self._experiment, arm)
+        given = {name: said[name] for name in said.keys() & SimulationSettings.model_fields.keys()}
         given["drafters"] = arm.drafters if self._planners[arm.name].drafts else ()
         return self._settings.model_copy(update={k: v for k, v in given.items() if v is not None})
 
@@ -144,8 +139,18 @@ class _Continued:
         return self._shown[1]
 
 
-def _controller(experiment: Experiment, arm: Arm) -> Controller:
-    return Controller(arm.policy, seed=experiment.seed, clock=None)
+def _said(experiment: Experiment, arm: Arm) -> dict[str, Any]:
+    """What the file says of an arm's engine."""
+    said = experiment.engine.model_fields_set | arm.engine.model_fields_set
+    engine = experiment.engine_of(arm)
+    return {name: getattr(engine, name) for name in said}
+
+
+def _controller(experiment: Experiment, arm: Arm, trace: Trace) -> Controller:
+    recorded = trace.header.controller
+    most = recorded.max_draft_tokens if recorded is not None else DEPTH
+    most = _said(experiment, arm).get("max_draft_tokens", most)
+    return Controller(arm.policy, seed=experiment.seed, max_draft_tokens=most, clock=None)
 
 
 def _step(simulation: Simulation, meter: Meter) -> None:

@@ -26,6 +26,7 @@ from sdcontrol.experiments.results import (
 )
 from sdcontrol.experiments.samples import joined
 from sdcontrol.experiments.statistics import bootstrap_mean
+from sdcontrol.experiments.workload_settings import Workload
 
 __all__ = ["summarise"]
 
@@ -250,6 +251,11 @@ def _notes(experiment: Experiment, arms: Sequence[ArmResult], num_blocks: int) -
         arm.verification == "rejection" for arm in experiment.arms
     ):
         notes.append("Rejection verification keeps the distribution of texts, not each text.")
+    if experiment.backend == "trace" and _says_how_to_decode(experiment):
+        notes.append(
+            "Simulated requests are as long as recorded, and sampled as recorded: num_tokens, "
+            "sampling and verification of the file change nothing."
+        )
     if fewest_blocks(experiment) > experiment.blocks:
         notes.append(
             f"{experiment.blocks} blocks cannot show any difference, however large, in "
@@ -259,3 +265,12 @@ def _notes(experiment: Experiment, arms: Sequence[ArmResult], num_blocks: int) -
     if num_blocks == 1:
         notes.append("One block: nothing is known of how much values vary, so intervals are empty.")
     return tuple(notes)
+
+
+def _says_how_to_decode(experiment: Experiment) -> bool:
+    """Whether the file says of requests what only a model can follow."""
+    said, unsaid = experiment.workload, Workload.model_fields
+    is_coupled = all(arm.verification == "coupled" for arm in experiment.arms)
+    return not is_coupled or any(
+        getattr(said, name) != unsaid[name].default for name in ("num_tokens", "sampling")
+    )

@@ -5,10 +5,8 @@ folders; nothing of what a comparison is.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from pydantic import JsonValue
 
 from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.config import Experiment
@@ -19,7 +17,7 @@ from sdcontrol.experiments.store import RunFolder
 
 __all__ = ["run_apart"]
 
-Job = tuple[Mapping[str, JsonValue], str, bool, bool]
+Job = tuple[Experiment, str, bool, bool]
 
 
 def run_apart(
@@ -42,8 +40,7 @@ def run_apart(
             "each has a GPU; leave out --workers and --ray, or set backend: trace"
         )
     jobs: list[Job] = [
-        (experiment.resolved(), str(output / experiment.name), resume, overwrite)
-        for experiment in experiments
+        (experiment, str(output / experiment.name), resume, overwrite) for experiment in experiments
     ]
     pool = Pool(os.cpu_count() or 1, "local") if on_ray else Pool(workers)
     paths = dict(pool.run(run_job, jobs))
@@ -54,8 +51,7 @@ def run_job(job: Job) -> str:
     """One comparison; the path of its results."""
     from sdcontrol.experiments.replayed import TraceRunner
 
-    settings, path, resume, overwrite = job
-    experiment = Experiment.model_validate(settings)
+    experiment, path, resume, overwrite = job  # as data it would forget what the file left unsaid
     folder = RunFolder(Path(path), experiment, resume=resume, overwrite=overwrite)
     run_experiment(experiment, TraceRunner(experiment), folder)
     return str(folder.results_path)

@@ -7,6 +7,7 @@ files. Raises `CounterfactualError` for a plan that the record cannot answer.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,12 +15,7 @@ from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Observation, Plan, Planner, RequestView, Timing
 from sdcontrol.errors import CounterfactualError, RequestRefused
 from sdcontrol.scheduling.blocks import BlockPool, block_keys
-from sdcontrol.scheduling.scheduler import (
-    Row,
-    ScheduledBatch,
-    ScheduledRequest,
-    Scheduler,
-)
+from sdcontrol.scheduling.scheduler import Row, ScheduledBatch, ScheduledRequest, Scheduler
 from sdcontrol.traces.measurements import Measurements
 from sdcontrol.traces.simulated_cache import DraftCaches
 from sdcontrol.traces.simulated_drafting import SimulatedDrafting
@@ -76,6 +72,7 @@ class Simulation:
         )
         self._arrivals: Iterator[SimulatedRequest] = iter(workload)
         self._next = next(self._arrivals, None)
+        self._concurrency = workload.concurrency
         self._live: dict[str, LiveRequest] = {}
         if foreknowledge is not None:
             foreknowledge.live = self._live
@@ -155,11 +152,14 @@ class Simulation:
             self._next is not None
             and self._next.arrival_seconds <= self.clock_seconds
             and self._scheduler.num_waiting <= most
+            and (self._concurrency is None or len(self._live) < self._concurrency)
         ):
             self._submit(self._next)
             self._next = next(self._arrivals, None)
 
     def _submit(self, source: SimulatedRequest) -> None:
+        if self._concurrency is not None:  # in a closed loop it comes now that there is room
+            source = replace(source, arrival_seconds=self.clock_seconds)
         tokens = source.prompt_tokens
         scheduled = ScheduledRequest(source.id, tokens, tokens + source.most_output_tokens)
         if self.settings.prefix_sharing:

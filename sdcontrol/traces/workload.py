@@ -76,12 +76,14 @@ class Workload:
     """Requests in order of arrival, made anew by `make` at every reading.
 
     `origin` says what it was made of, for reports. `arms` are those that its requests can answer.
+    Of a closed loop, `concurrency` requests are in flight: the next arrives when one has ended.
     """
 
     name: str
     arms: tuple[str, ...]
     make: Callable[[], Iterable[SimulatedRequest]]
     origin: Mapping[str, object] = field(default_factory=dict)
+    concurrency: int | None = None  # None: arrivals are the requests' own
 
     @staticmethod
     def of(name: str, requests: Iterable[SimulatedRequest], **origin: object) -> "Workload":
@@ -125,6 +127,10 @@ class Workload:
                 yield replace(request, arrival_seconds=0.0)
 
         return replace(self, make=make, origin={**self.origin, "arrivals": "at once"})
+
+    def in_closed_loop(self, concurrency: int) -> "Workload":
+        """So many requests at a time, in their order, whenever they came."""
+        return replace(self.at_once(), concurrency=concurrency)
 
     def with_arrivals_of(self, arrivals: "Workload") -> "Workload":
         """Arrivals of another workload, texts of this one, repeated as often as needed."""
