@@ -79,15 +79,16 @@ def test_intervals_move_with_the_data(values: list[float], shift: float) -> None
     assert 0 < ratio.low <= ratio.value <= ratio.high
 
 
-@pytest.mark.parametrize("number", [6, 12, 24])
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6, 12, 24])
 def test_intervals_cover_the_true_ratio(number: int) -> None:
-    """600 runs; coverage 95 % would fall below 92 % with probability 1e-3."""
+    """600 runs; coverage 95 % would fall below 92 % with probability 1e-3. Of two blocks 94 % are
+    meant (the quantile of t is an expansion)."""
     rng = np.random.default_rng(number)
     covered = 0
     for _ in range(600):
         estimate = trimmed_ratio(np.log(1.1) + rng.normal(0, 0.05, number))
         covered += estimate.low <= 1.1 <= estimate.high
-    assert covered >= 0.92 * 600
+    assert covered >= (0.91 if number == 2 else 0.92) * 600
 
 
 def test_one_stalled_block_moves_the_ratio_little() -> None:

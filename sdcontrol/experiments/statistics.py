@@ -39,6 +39,7 @@ __all__ = [
 _NORMAL = NormalDist()
 _RESAMPLES = 4000
 _TRIM = 0.2
+_FEWEST = 6  # values that a percentile of resamples can tell of: of 4, no two tails hold 5 %
 _EXACT = 400  # blocks up to which signed ranks are counted
 _COARSE = 60  # blocks up to which it matters that p-values come in steps
 _EFFICIENCY = 3.0 / math.pi  # of the signed-rank test, against a t-test under normal noise
@@ -142,8 +143,12 @@ def _bootstrap(
     picks = np.random.default_rng(seed).integers(0, number, (_RESAMPLES, number))
     means = statistic(values[picks])
     wide = math.sqrt(number / (number - 1)) * _t_quantile((1 + confidence) / 2, number - 1)
-    tail = _NORMAL.cdf(-wide)
+    few = number < _FEWEST  # whose resamples end where the values do: they are stretched instead
+    z = _NORMAL.inv_cdf((1 + confidence) / 2)
+    tail = _NORMAL.cdf(-z if few else -wide)
     low, high = np.quantile(means, [tail, 1 - tail])
+    if few:
+        low, high = (value + (end - value) * wide / z for end in (low, high))
     return value, float(min(low, value)), float(max(high, value))
 
 

@@ -123,7 +123,7 @@ def _metrics(runs: Sequence[RunRecord]) -> dict[str, MetricSummary]:
         if not values:
             continue
         mean = bootstrap_mean(values)
-        low, high = (mean.low, mean.high) if len(values) > 1 else (mean.value, mean.value)
+        low, high = (max(mean.low, 0.0), mean.high) if len(values) > 1 else (mean.value, mean.value)
         found[name] = MetricSummary(
             value=mean.value,
             low=low,
