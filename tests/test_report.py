@@ -250,6 +250,12 @@ def test_a_run_that_has_barely_begun_has_a_page() -> None:
     render(results.model_copy(update={"arms": ()}))
 
 
+def test_links_of_a_run_of_one_arm_lead_somewhere() -> None:
+    page = Page(render(make_results(("off",), num_steps=100)))
+    targets = {str(a["href"])[1:] for tag, a in page.tags if tag == "a"}
+    assert targets <= set(page.ids)
+
+
 def test_only_comparisons_with_the_baseline_mark_the_metrics() -> None:
     facts = make_results(num_steps=100).model_dump(mode="json")
     pair = facts["comparisons"][0] | {"arm": "goodput", "baseline": "static:ngram:4"}
@@ -270,6 +276,19 @@ def test_a_ratio_is_printed_alike_in_the_plot_and_in_the_tables() -> None:
     facts["comparisons"][0]["ratio"] = {"value": 1.30502, "low": 1.09505, "high": 1.4}
     (row, *_) = data_of(render(Results.model_validate(facts)))["plots"]["ratios"]["rows"]
     assert (f"{row['low']:.2f}", f"{row['value']:.2f}") == ("1.10", "1.31")
+
+
+def test_an_interval_is_said_to_be_as_sure_as_it_is() -> None:
+    """Comparisons have what alpha leaves; metrics and drift have 95 %, whatever alpha is."""
+    results = make_results(num_steps=100, config={"stopping": {"alpha": 0.01}})
+    html = render(results)
+    for table in ("ratios-table-1", "comparisons-table"):
+        start = html.index(f'<table id="{table}"')
+        assert "99 % interval" in Page(html[start : html.index("</thead>", start)]).text
+    assert "with its 99 % interval over blocks" in Page(html).text
+    assert data_of(html)["plots"]["ratios"]["confidence"] == "99 %"
+    assert Page(html).text.count("95 % interval") == 3  # metrics, drift, the made-up verdict
+    assert "99 % interval" not in render(make_results(num_steps=100))
 
 
 def test_percentiles_of_one_metric_have_one_unit() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sdcontrol.experiments.report import numbers, plots
 from sdcontrol.experiments.report.quantities import label_of
-from sdcontrol.experiments.report.tables import Table, ratios_table
+from sdcontrol.experiments.report.tables import Table, confidence_of, ratios_table
 from sdcontrol.experiments.report.timeline import bin_seconds, bins_of
 from sdcontrol.experiments.results import LATENCIES, ArmResult, Results
 
@@ -49,8 +49,8 @@ def headline_figure(results: Results) -> Figure:
     return Figure(
         "ratios",
         f"{label_of(metric)}, against {results.baseline}",
-        "Ratio inside each block, with its 95 % interval over blocks. A difference is claimed "
-        "only where the test, corrected for the number of comparisons, agrees.",
+        f"Ratio inside each block, with its {confidence_of(results)} interval over blocks. A "
+        "difference is claimed only where the test, corrected for the number of comparisons, agrees.",
         plots.ratios_plot(results, metric),
         [ratios_table(results, metric)],
     )

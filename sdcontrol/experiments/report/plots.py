@@ -11,7 +11,7 @@ from math import ceil, isfinite
 from pydantic import JsonValue
 
 from sdcontrol.experiments.report.quantities import label_of
-from sdcontrol.experiments.report.tables import against_baseline
+from sdcontrol.experiments.report.tables import against_baseline, confidence_of
 from sdcontrol.experiments.report.timeline import Bin, Choice
 from sdcontrol.experiments.results import ArmResult, Interval, Results, StepSample
 
@@ -46,7 +46,12 @@ def ratios_plot(results: Results, metric: str) -> Plot:
         }
         for comparison in against_baseline(results, metric)
     ]
-    return {"kind": "forest", "rows": rows, "baseline": results.baseline}
+    return {
+        "kind": "forest",
+        "rows": rows,
+        "baseline": results.baseline,
+        "confidence": confidence_of(results),
+    }
 
 
 def throughput_plot(timelines: Sequence[Sequence[Bin]], width_seconds: float) -> Plot:

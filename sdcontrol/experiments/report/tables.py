@@ -18,6 +18,7 @@ __all__ = [
     "against_baseline",
     "comparison_id",
     "comparison_table",
+    "confidence_of",
     "metric_id",
     "metrics_table",
     "number",
@@ -96,6 +97,13 @@ def against_baseline(results: Results, metric: str) -> list[Comparison]:
     return sorted(found, key=lambda comparison: names.index(comparison.arm))
 
 
+def confidence_of(results: Results) -> str:
+    """How sure the intervals of comparisons are: what alpha leaves, such as 95 %."""
+    stopping = results.config.get("stopping")
+    alpha = stopping.get("alpha") if isinstance(stopping, dict) else None
+    return f"{100 * (1 - (alpha if isinstance(alpha, float) else 0.05)):g} %"
+
+
 def ratios_table(results: Results, metric: str) -> Table:
     """The headline's numbers."""
     rows = [
@@ -112,7 +120,7 @@ def ratios_table(results: Results, metric: str) -> Table:
     columns = [
         Column("Arm", is_number=False),
         Column("Ratio", unit=TIMES_SIGN),
-        Column("95 % interval", unit=TIMES_SIGN),
+        Column(f"{confidence_of(results)} interval", unit=TIMES_SIGN),
         Column("Verdict", is_number=False),
     ]
     return Table(f"{label_of(metric)}, ratio to {results.baseline}.", columns, rows)
@@ -192,7 +200,7 @@ def comparison_table(results: Results) -> Table:
             Column("Against", is_number=False),
             Column("Metric", is_number=False),
             Column("Ratio", unit=TIMES_SIGN),
-            Column("95 % interval", unit=TIMES_SIGN),
+            Column(f"{confidence_of(results)} interval", unit=TIMES_SIGN),
             Column("p"),
             Column("p corrected"),
             Column("Blocks"),

@@ -86,7 +86,7 @@ const PLOTS = {
     rows.forEach((row, place) => forestRow(svg, frame, x, row, { y: frame.top + (place + 0.5) * pitch, isNarrow }));
     const stops = rows.map((row, place) => ({
       x: x(row.value), y: frame.top + (place + 0.5) * pitch,
-      lines: () => [[named(row.arm)], ["ratio", withUnit(row.value, "×")], ["95 % interval", `${digits(row.low)} to ${digits(row.high)}`], [row.verdict]],
+      lines: () => [[named(row.arm)], ["ratio", withUnit(row.value, "×")], [`${plot.confidence} interval`, `${digits(row.low)} to ${digits(row.high)}`], [row.verdict]],
     }));
     return { svg, frame, pick: "y", stops };
   },
