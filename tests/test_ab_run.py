@@ -296,3 +296,56 @@ def test_too_few_planned_blocks_are_said_to_be_too_few(tmp_path: Path) -> None:
     results = run_experiment(few, runner, folder(tmp_path / "run", few))
     assert results.comparisons[0].verdict == "no difference shown"
     assert any("cannot show any difference" in note for note in results.notes)
+
+
+def test_a_run_whose_baseline_failed_compares_nothing_more_and_ends(tmp_path: Path) -> None:
+    class Broken(NoisyRunner):
+        def run_block(
+            self, arm: str, block: int, *, start_seconds: float
+        ) -> tuple[RunRecord, Outputs]:
+            if arm == "a" and block == 2:
+                raise UnsupportedModel("no such layer")
+            return super().run_block(arm, block, start_seconds=start_seconds)
+
+    plan = experiment(arms=ARMS, blocks=12)
+    results = run_experiment(plan, Broken(), folder(tmp_path / "run", plan))
+    assert (results.stopping.num_blocks, results.is_complete) == (3, True)
+    assert results.stopping.reason == "too few arms are left to compare"
+    paired = experiment(arms=ARMS, blocks=12, pairs=[["c", "b"]])
+    results = run_experiment(paired, Broken(), folder(tmp_path / "pair", paired))
+    assert results.stopping.num_blocks == 12
+
+
+def test_an_arm_that_failed_does_not_keep_a_run_from_ending_early(tmp_path: Path) -> None:
+    plan = experiment(arms=ARMS, blocks=40, stopping={"looks": 4})
+    runner = FailingRunner(noise=0.01, factors={"c": 0.5})
+    results = run_experiment(plan, runner, folder(tmp_path / "run", plan))
+    assert results.stopping.num_blocks in (10, 20)
+    assert "every comparison that is left" in results.stopping.reason
+
+
+def test_the_fastest_of_the_other_settings_is_claimed_only_where_all_were_compared(
+    tmp_path: Path,
+) -> None:
+    arms = [
+        {"name": "off", "policy": "off"},
+        {"name": "slow", "policy": "static:ngram:2"},
+        {"name": "fast", "policy": "static:ngram:8"},
+        {"name": "on", "policy": "goodput"},
+    ]
+    runner = NoisyRunner(factors={"slow": 0.9, "fast": 0.4, "on": 0.5})
+    some = experiment(name="some", arms=arms, blocks=3, pairs=[["on", "slow"]])
+    every = experiment(name="all", arms=arms, blocks=3, pairs=[["on", "slow"], ["on", "fast"]])
+    said = [
+        run_experiment(plan, runner, folder(tmp_path / plan.name, plan)).verdict
+        for plan in (some, every)
+    ]
+    assert "that of slow, the fastest of those that it was compared with." in said[0]
+    assert "that of fast, the fastest of the other settings." in said[1]
+
+
+def test_a_run_of_one_arm_compares_nothing_and_says_so(tmp_path: Path) -> None:
+    plan = experiment(arms=ARMS[:1], blocks=2, repeat_every=1)
+    results = run_experiment(plan, NoisyRunner(), folder(tmp_path / "run", plan))
+    assert results.is_complete
+    assert results.verdict == "There is one arm, so nothing is compared."

@@ -54,15 +54,20 @@ def decide(experiment: Experiment, blocks: Sequence[BlockRecord]) -> Decision:
     if len(kept) >= experiment.blocks:
         return Decision(True, f"all {experiment.blocks} planned blocks were run")
     failed = {run.arm for block in blocks for run in block.runs if run.failed}
-    alive = [arm.name for arm in experiment.arms if arm.name not in failed]
-    if not alive or (failed and len(alive) == 1):
+    if failed and not _may_go_on(experiment, failed):
         return Decision(True, "too few arms are left to compare")
     rule = experiment.stopping
     if rule.early and len(kept) in spending(experiment.blocks, rule.looks, rule.alpha):
-        found = compare(experiment, blocks)
-        if found and all(comparison.verdict != _NONE for comparison in found):
-            return Decision(True, f"every comparison shows a difference after {len(kept)} blocks")
+        left = [c for c in compare(experiment, blocks) if not {c.arm, c.baseline} & failed]
+        if left and all(comparison.verdict != _NONE for comparison in left):
+            which = "every comparison that is left" if failed else "every comparison"
+            return Decision(True, f"{which} shows a difference after {len(kept)} blocks")
     return Decision(False, f"{len(kept)} of {experiment.blocks} planned blocks were run")
+
+
+def _may_go_on(experiment: Experiment, failed: set[str]) -> bool:
+    """Whether two arms that are to be compared are left."""
+    return any(not failed & {arm, other} for arm, other in experiment.comparisons)
 
 
 def compare(experiment: Experiment, blocks: Sequence[BlockRecord]) -> tuple[Comparison, ...]:

@@ -196,7 +196,9 @@ def _verdict(
     texts: TextCheck,
     reference: str,
 ) -> str:
-    said = [comparison.sentence for comparison in comparisons] or ["Nothing was compared yet."]
+    alone = "There is one arm, so nothing is compared."
+    nothing = "Nothing was compared yet." if len(arms) > 1 else alone
+    said = [comparison.sentence for comparison in comparisons] or [nothing]
     said = [*_headline(comparisons, arms, reference), *said]
     said += [f"{arm.name} failed: {arm.failed}." for arm in arms if arm.failed]
     return " ".join([*said, *([_text_sentence(texts)] if texts.num_compared else [])])
@@ -214,11 +216,13 @@ def _headline(
     }
     if reference not in speeds or len(speeds) < 2:
         return []
+    is_all = len(speeds) == len(arms) - 1
+    others = "the other settings" if is_all else "those that it was compared with"
     first = speeds.pop(reference)
     hardest = min(speeds.values(), key=lambda comparison: comparison.ratio.value)
     return [
         f"{first.arm} ran at {_times(first)} the speed of {reference} and at {_times(hardest)} "
-        f"that of {hardest.baseline}, the fastest of the other settings."
+        f"that of {hardest.baseline}, the fastest of {others}."
     ]
 
 
