@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sdcontrol.errors import ConfigError, UnsupportedModel
 from sdcontrol.experiments.judge import decide, fewest_blocks
 from sdcontrol.experiments.records import BlockRecord, RunRecord
+from sdcontrol.experiments.report.numbers import block_ratios
 from sdcontrol.experiments.results import Results
 from sdcontrol.experiments.run import run_experiment
 from sdcontrol.experiments.runner import Outputs
@@ -296,6 +297,29 @@ def test_too_few_planned_blocks_are_said_to_be_too_few(tmp_path: Path) -> None:
     results = run_experiment(few, runner, folder(tmp_path / "run", few))
     assert results.comparisons[0].verdict == "no difference shown"
     assert any("cannot show any difference" in note for note in results.notes)
+
+
+def test_a_block_in_which_an_arm_kept_no_limit_counts_against_it(tmp_path: Path) -> None:
+    """A block left out would flatter whoever failed in it: half a request is what it counts as."""
+
+    class Missing(NoisyRunner):
+        def run_block(
+            self, arm: str, block: int, *, start_seconds: float
+        ) -> tuple[RunRecord, Outputs]:
+            record, texts = super().run_block(arm, block, start_seconds=start_seconds)
+            kept = 4 if arm == "off" else 4 * (block % 4 == 0)
+            metrics = {**record.metrics, "slo_requests_per_second": kept / record.seconds}
+            return record.model_copy(update={"metrics": metrics}), texts
+
+    plan = experiment(blocks=12, metrics=["slo_requests_per_second"], stopping={"looks": 1})
+    results = run_experiment(plan, Missing(noise=0.01), folder(tmp_path / "run", plan))
+    (found,) = results.comparisons
+    assert (found.verdict, found.num_blocks) == ("slower", 12)
+    assert found.ratio.value < 0.25
+    drawn = block_ratios(results, found.metric)[found.metric][1]
+    assert [ratio for _, ratio in drawn] == pytest.approx(
+        [kept / 4 for kept in (4, 0.5, 0.5, 0.5) * 3], rel=0.1
+    )
 
 
 def test_a_run_whose_baseline_failed_compares_nothing_more_and_ends(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdcontrol.experiments.config import Experiment
-from sdcontrol.experiments.metrics import METRICS
+from sdcontrol.experiments.metrics import METRICS, ratio_of
 from sdcontrol.experiments.records import BlockRecord
 from sdcontrol.experiments.results import Comparison, DriftResult, Interval, Verdict
 from sdcontrol.experiments.statistics import (
@@ -93,10 +93,11 @@ def log_ratios(
     """By place among the counted blocks, the log ratio where both arms have the metric."""
     ratios: dict[int, float] = {}
     for place, block in enumerate(blocks):
-        runs = block.run(arm), block.run(other)
-        values = [run.metrics.get(metric, 0.0) for run in runs if run is not None]
-        if len(values) == 2 and min(values) > 0:
-            ratios[place] = math.log(values[0] / values[1])
+        mine, theirs = block.run(arm), block.run(other)
+        if mine is not None and theirs is not None:
+            ratio = ratio_of(metric, mine, theirs)
+            if ratio is not None:
+                ratios[place] = math.log(ratio)
     return ratios
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from sdcontrol.experiments.metrics import ratio_of
 from sdcontrol.experiments.report.plots import (
     TIMES,
     Point,
@@ -105,14 +106,13 @@ def block_ratios(results: Results, headline: str) -> BlockRatios:
 def _ratios(
     blocks: Mapping[int, BlockFacts], base: Mapping[int, BlockFacts], metric: str
 ) -> list[Point]:
-    def value(block: BlockFacts) -> float:
-        return block.metrics.get(metric, block.tokens_per_second if not block.metrics else 0.0)
+    def measured(block: BlockFacts) -> BlockFacts:
+        speed = {metric: block.tokens_per_second}  # where nothing else was written down
+        return block if block.metrics else block.model_copy(update={"metrics": speed})
 
-    return [
-        (block, value(blocks[block]) / value(base[block]))
-        for block in sorted(blocks)
-        if block in base and value(blocks[block]) > 0 and value(base[block]) > 0
-    ]
+    both = sorted(blocks.keys() & base.keys())
+    found = [(at, ratio_of(metric, measured(blocks[at]), measured(base[at]))) for at in both]
+    return [point for point in found if point[1] is not None]
 
 
 def block_table(results: Results, series: BlockRatios) -> Table:
