@@ -8,11 +8,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sdcontrol.errors import ConfigError, UnsupportedModel
 from sdcontrol.experiments.judge import decide, fewest_blocks
+from sdcontrol.experiments.machine import PeakMemory
 from sdcontrol.experiments.records import BlockRecord, RunRecord
 from sdcontrol.experiments.report.numbers import block_ratios
 from sdcontrol.experiments.results import Results
@@ -373,3 +375,13 @@ def test_a_run_of_one_arm_compares_nothing_and_says_so(tmp_path: Path) -> None:
     results = run_experiment(plan, NoisyRunner(), folder(tmp_path / "run", plan))
     assert results.is_complete
     assert results.verdict == "There is one arm, so nothing is compared."
+
+
+def test_peak_memory_is_that_of_the_device_that_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a GPU that decodes nothing, of the process."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = PeakMemory(torch.device("cpu")).metric()
+    assert found.get("peak_memory_bytes", 1e9) > 1e7
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 + device.index)
+    assert PeakMemory(torch.device("cuda:2")).metric() == {"peak_memory_bytes": 7.0}

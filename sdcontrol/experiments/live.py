@@ -101,7 +101,7 @@ class LiveRunner:
         gc.collect()
         with self._engine(self._arms[arm], items) as engine:
             engine.stats.steps = self._steps[arm]  # its planner has seen so many
-            peak = PeakMemory()
+            peak = PeakMemory(self._models.target.device)
             drive = _Drive(engine, self._planners[arm], meter, self._experiment)
             outputs = drive.run(items)
             self._steps[arm] = engine.stats.steps

@@ -38,22 +38,23 @@ def setting_of(device: torch.device) -> Setting:
 class PeakMemory:
     """The peak since it was made: of the GPU's allocator, or of this process on Linux."""
 
-    def __init__(self) -> None:
-        self._is_known = _reset_peak()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_known = _reset_peak(device)
 
     def metric(self) -> dict[str, float]:
         """`peak_memory_bytes`; nothing where it cannot be known."""
         if not self._is_known:
             return {}
-        if torch.cuda.is_available():
-            return {"peak_memory_bytes": float(torch.cuda.max_memory_allocated())}
+        if self._device.type == "cuda":
+            return {"peak_memory_bytes": float(torch.cuda.max_memory_allocated(self._device))}
         found = re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text(encoding="ascii"))
         return {"peak_memory_bytes": 1024.0 * int(found[1])} if found else {}
 
 
-def _reset_peak() -> bool:
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+def _reset_peak(device: torch.device) -> bool:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
         return True
     try:
         _RESET.write_text("5", encoding="ascii")
