@@ -385,3 +385,11 @@ def test_peak_memory_is_that_of_the_device_that_decodes(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 + device.index)
     assert PeakMemory(torch.device("cuda:2")).metric() == {"peak_memory_bytes": 7.0}
+
+
+@given(st.integers(1, 24), st.integers(1, 10), st.sampled_from([0.01, 0.05, 0.1]))
+def test_as_many_blocks_as_are_asked_for_are_enough(blocks: int, looks: int, alpha: float) -> None:
+    """Looks move with the number of blocks, and so does what the last one leaves of alpha."""
+    rule = {"looks": looks, "alpha": alpha}
+    wanted = max(fewest_blocks(experiment(blocks=blocks, stopping=rule)), blocks)
+    assert fewest_blocks(experiment(blocks=wanted, stopping=rule)) <= wanted

@@ -176,7 +176,10 @@ def _sentence(
 
 def fewest_blocks(experiment: Experiment) -> int:
     """With fewer planned blocks than these nothing can be claimed, however large."""
-    return blocks_needed(1e9, 0.0, alpha=_single_alpha(experiment))
+    number = blocks_needed(1e9, 0.0, alpha=_single_alpha(experiment))
+    if number <= experiment.blocks:
+        return number
+    return fewest_blocks(experiment.model_copy(update={"blocks": number}))  # with looks elsewhere
 
 
 def _single_alpha(experiment: Experiment) -> float:
