@@ -62,7 +62,14 @@ def test_texts_with_one_id_stay_apart(tmp_path: Path) -> None:
     assert ids == ["7", "7 (line 2)", "7 (line 3)"]
 
 
-@pytest.mark.parametrize("row", [{"prompt": "", "output": "a"}, {"prompt": "a", "output": 5}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "", "output": "a"},
+        {"prompt": "a", "output": 5},
+        {"prompt": "a", "output": "half of a pair \ud800"},
+    ],
+)
 def test_texts_without_words_are_malformed(row: object, tmp_path: Path) -> None:
     path = written(tmp_path / "f", "texts", [*good_rows("texts", 100), json.dumps(row)])
     assert texts(path).report.num_malformed == 1
@@ -77,6 +84,12 @@ def test_any_tokenizers_file_will_do(tmp_path: Path) -> None:
     for name in ("broken.json", "absent.json"):
         with pytest.raises(ConfigError, match="no tokenizer"):
             tokenizer_from(tmp_path / name)
+
+
+def test_a_text_that_a_tokenizer_has_no_tokens_for_is_told_in_one_line(tmp_path: Path) -> None:
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="?")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot tokenize 'b': .*; give the"):
+        tokenizer_from(tmp_path / "tokenizer.json")("b")
 
 
 def test_texts_take_the_arrivals_of_another_file(tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def test_a_file_that_is_absent_or_empty_is_refused_in_one_line(kind: str, tmp_pa
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", READERS)
+def test_what_can_be_read_only_once_is_refused(kind: str, tmp_path: Path) -> None:
+    """Rows are read again at every reading of the workload; a pipe would give none, or wait."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(TraceError, match="no plain file"):
+            READERS[kind](path)
+
+
 def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "file", "mooncake", good_rows("mooncake", 3))
     with pytest.raises(ConfigError, match="max_malformed"):

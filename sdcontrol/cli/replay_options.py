@@ -191,8 +191,11 @@ def base_jobs(options: argparse.Namespace) -> "list[ReplayJob]":
 def source_of(given: str, options: argparse.Namespace, kind: str | None) -> "Source":
     """Where requests come from; `kind` None: as the file says. Raises `ConfigError`."""
     from sdcontrol.experiments.sources import FORMATS, Source, format_of
+    from sdcontrol.traces.importers.rows import check_plain
 
-    path = find_trace(given).resolve()
+    path = find_trace(given)
+    check_plain(path)  # its resolved name may not be there
+    path = path.resolve()
     known = next((known for known in FORMATS if known == kind), None)
     return Source(path, known or format_of(path), options.tokenizer or "")
 

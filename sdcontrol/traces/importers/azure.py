@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sdcontrol.errors import TraceError
-from sdcontrol.traces.importers.rows import Imported, RowError, Rows, in_order
+from sdcontrol.traces.importers.rows import Imported, RowError, Rows, in_order, opened
 from sdcontrol.traces.workload import SimulatedRequest, Workload
 
 __all__ = ["read_azure"]
@@ -37,11 +37,8 @@ def read_azure(path: Path | str, *, max_malformed: float = 0.01) -> Imported:
 
 def _places(path: Path) -> tuple[int, ...]:
     """Where the columns stand."""
-    try:
-        with path.open("rb") as file:
-            header = file.readline(1 << 16).decode("utf-8-sig", errors="replace").strip()
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+    with opened(path) as file:
+        header = file.readline(1 << 16).decode("utf-8-sig", errors="replace").strip()
     names = [name.strip() for name in header.split(",")]
     if missing := [name for name in _COLUMNS if name not in names]:
         raise TraceError(

@@ -8,9 +8,10 @@ import codecs
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from sdcontrol.errors import ConfigError, TraceError
 from sdcontrol.traces.workload import SimulatedRequest, Workload
@@ -21,10 +22,12 @@ __all__ = [
     "MalformedRow",
     "RowError",
     "Rows",
+    "check_plain",
     "count",
     "in_order",
     "json_object",
     "number",
+    "opened",
     "text",
 ]
 
@@ -128,17 +131,33 @@ class Rows(Generic[Parsed]):
             )
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        try:
-            with self.path.open("rb") as file:
-                line = 0
-                while raw := file.readline(_MOST_LINE_BYTES):
-                    line += 1
-                    if line == 1:
-                        raw = raw.removeprefix(codecs.BOM_UTF8)
-                    if line > self._skip and raw.strip():
-                        yield line, raw
-        except OSError as error:
-            raise TraceError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        with opened(self.path) as file:
+            line = 0
+            while raw := file.readline(_MOST_LINE_BYTES):
+                line += 1
+                if line == 1:
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
+                if line > self._skip and raw.strip():
+                    yield line, raw
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, from its beginning. Raises `TraceError` where it cannot be read, or only once."""
+    try:
+        check_plain(path)
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def check_plain(path: Path) -> None:
+    """Raise `TraceError` for a pipe or a device: a recording is read several times."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise TraceError(
+            f"{path} is no plain file, and is to be read several times; save it as one"
+        )
 
 
 def in_order(
@@ -203,6 +222,10 @@ def text(fields: Mapping[str, object], name: str) -> str:
     value = _present(fields, name)
     if not isinstance(value, str) or not value:
         raise RowError(f"{name} is {_shown(value)}; a text was expected")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # half of a pair, which JSON may escape
+        raise RowError(f"{name} is no text: {error.reason} at {error.start}") from error
     return value
 
 

@@ -68,14 +68,23 @@ def read_texts(
 
 
 def tokenizer_from(path: Path | str) -> Tokenize:
-    """A `tokenizer.json`, as the library `tokenizers` writes it. Raises `ConfigError`."""
+    """A `tokenizer.json`, as the library `tokenizers` writes it.
+
+    Raises `ConfigError` for a file that is none, and where a text is beyond its vocabulary.
+    """
     try:
         loaded = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare exceptions
         raise ConfigError(f"{path} is no tokenizer: {error}; give a tokenizer.json") from error
 
     def tokenize(words: str) -> Sequence[int]:
-        ids: Sequence[int] = loaded.encode(words, add_special_tokens=False).ids
+        try:
+            ids: Sequence[int] = loaded.encode(words, add_special_tokens=False).ids
+        except Exception as error:
+            raise ConfigError(
+                f"{path} cannot tokenize {words[:40]!r}: {error}; give the tokenizer of the model "
+                "that is meant"
+            ) from error
         return ids
 
     return tokenize
