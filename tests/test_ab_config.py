@@ -86,6 +86,9 @@ def test_settings_read_back_give_the_same_experiment(tmp_path: Path) -> None:
             "write the keys",
         ),
         ("policy: off", "policy: !!python/name:os.system x", 4, "no YAML"),
+        ("block_size: 32", 'block_size: !!int ""', 10, "no such value"),
+        ("block_size: 32", "block_size: !!timestamp soon", 10, "no such value"),
+        ("block_size: 32", f"block_size: 0x{'f' * 5000}", 10, "no such value"),
     ],
 )
 def test_an_error_says_where_it_is_and_what_would_do(

@@ -159,7 +159,8 @@ class _Reader:
     def _scalar(self, node: yaml.Node) -> object:
         try:
             value: object = self._loader.construct_object(node)
-        except (ValueError, OverflowError, KeyError) as error:
+            str(value)  # a number of too many digits is none: nobody could be told of it
+        except (ValueError, OverflowError, LookupError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{self._place(node)}: no such value: {reason}; mend it") from error
         return value
