@@ -443,6 +443,8 @@ def acceptance_of(row: dict[str, str]) -> float:
         ([*COMMON, "--acceptance", "draft_model=0.1"], "give --draft-model"),
         ([*COMMON, "--fit", "gone.csv"], "gone.csv cannot be read"),
         ([*COMMON, "--fit", "bad.json"], "it needs batch_size"),
+        ([*COMMON, "--fit", "wide.csv"], "wide.csv is no CSV: field larger than"),
+        (["--model", "deep.json", "--hardware", "h100"], "deep.json is no JSON"),
         ([*COMMON, "--json", "gone/advice.json"], "gone/advice.json cannot be written"),
     ],
 )
@@ -455,6 +457,8 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
 ) -> None:
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "wide.csv").write_text(f"batch_size,context_tokens,ms\n1,128,{'5' * 200_000}\n")
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "one.csv").write_text("batch_size,context_tokens,ms\n1,128,5\n")
     (tmp_path / "none.csv").write_text("batch_size,context_tokens,ms\n")

@@ -3,6 +3,7 @@
 Knows names, files and their mistakes, each of which is one line that says what would be valid.
 """
 
+import csv
 import difflib
 import json
 import math
@@ -76,7 +77,7 @@ def _read_shape(path: Path, name: str) -> ModelShape:
         config = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no JSON object; give a transformers config.json")
@@ -96,6 +97,8 @@ def plain_steps(given: str | None) -> list[PlainStep]:
         raise ConfigError(f"{given} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{given} is no UTF-8 text: {error.reason}") from error
+    except csv.Error as error:
+        raise ConfigError(f"{given} is no CSV: {error}") from error
     if len(steps) < LEAST_STEPS:
         raise ConfigError(
             f"{given} has {len(steps)} different plain steps; give at least {LEAST_STEPS}"
