@@ -120,6 +120,16 @@ def test_many_requests_are_never_in_memory_together() -> None:
         {"arrivals": {"kind": "poisson", "rate_per_second": 0}},
         {"arrivals": {"kind": "tides"}},
         {"arrivals": {"kind": "gamma", "rate_per_second": 1, "cv": float("nan")}},
+        {"arrivals": {"kind": "gamma", "rate_per_second": 1, "cv": 1e-200}},
+        {"arrivals": {"kind": "gamma", "rate_per_second": 1e-320, "cv": 100}},
+        {
+            "arrivals": {
+                "kind": "on_off",
+                "on_rate_per_second": 1e-9,
+                "on_seconds": 1,
+                "off_seconds": 1,
+            }
+        },
     ],
 )
 def test_settings_that_cannot_be_are_refused(change: dict[str, object]) -> None:

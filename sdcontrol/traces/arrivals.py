@@ -6,12 +6,15 @@ Knows seconds; nothing of what arrives. Every process is drawn from the generato
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = ["Arrivals", "AtOnce", "Gamma", "OnOff", "Poisson", "Ramp"]
+
+Rate = Annotated[float, Field(ge=1e-9, le=1e9)]
+_LEAST_PER_BURST = 1e-3  # requests: rarer ones are looked for in vain
 
 
 class _Process(BaseModel):
@@ -32,7 +35,7 @@ class Poisson(_Process):
     """Independent requests."""
 
     kind: Literal["poisson"] = "poisson"
-    rate_per_second: float = Field(gt=0)
+    rate_per_second: Rate
 
     def times(self, generator: np.random.Generator) -> Iterator[float]:
         """Seconds from the beginning."""
@@ -46,8 +49,8 @@ class Gamma(_Process):
     """Gamma gaps with a coefficient of variation: 1 is Poisson, more comes in clumps."""
 
     kind: Literal["gamma"] = "gamma"
-    rate_per_second: float = Field(gt=0)
-    cv: float = Field(gt=0, le=100, description="standard deviation of the gaps over their mean")
+    rate_per_second: Rate
+    cv: float = Field(ge=1e-3, le=100, description="standard deviation of the gaps over their mean")
 
     def times(self, generator: np.random.Generator) -> Iterator[float]:
         """Seconds from the beginning."""
@@ -62,10 +65,20 @@ class OnOff(_Process):
     """Bursts: Poisson at one rate, then at another, each for an exponential time."""
 
     kind: Literal["on_off"] = "on_off"
-    on_rate_per_second: float = Field(gt=0)
-    off_rate_per_second: float = Field(0.0, ge=0)
+    on_rate_per_second: Rate
+    off_rate_per_second: float = Field(0.0, ge=0, le=1e9)
     on_seconds: float = Field(gt=0, description="mean length of a burst")
     off_seconds: float = Field(gt=0, description="mean time between bursts")
+
+    @model_validator(mode="after")
+    def _come_at_all(self) -> Self:
+        on = self.on_rate_per_second * self.on_seconds
+        if on + self.off_rate_per_second * self.off_seconds < _LEAST_PER_BURST:
+            raise ValueError(
+                f"{on:.3g} requests come in a burst, of at least {_LEAST_PER_BURST}; raise a rate or "
+                "on_seconds"
+            )
+        return self
 
     def times(self, generator: np.random.Generator) -> Iterator[float]:
         """Seconds from the beginning, which is that of a burst."""
@@ -86,8 +99,8 @@ class Ramp(_Process):
     """Poisson whose rate goes in a straight line from one to the other, and stays there."""
 
     kind: Literal["ramp"] = "ramp"
-    from_rate_per_second: float = Field(gt=0)
-    to_rate_per_second: float = Field(gt=0)
+    from_rate_per_second: Rate
+    to_rate_per_second: Rate
     seconds: float = Field(gt=0, description="that the way takes")
 
     def times(self, generator: np.random.Generator) -> Iterator[float]:
