@@ -134,7 +134,8 @@ def test_files_that_hold_code_or_nothing_known_are_refused(tmp_path: Path) -> No
     write_skops({"version": 1, "knots": train}, tmp_path / "b.skops")
     write_skops({"version": 0}, tmp_path / "c.skops")
     write_skops({"version": 3, "knots": np.zeros(2)}, tmp_path / "d.skops")
-    for name in ("a", "b", "c", "d", "missing"):
+    write_skops({"version": np.full(2, 4)}, tmp_path / "e.skops")
+    for name in ("a", "b", "c", "d", "e", "missing"):
         with pytest.raises(ConfigError, match=f"{name}.skops"):
             load(tmp_path / f"{name}.skops")
 

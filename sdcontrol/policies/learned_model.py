@@ -126,7 +126,8 @@ def load(path: Path) -> LearnedModel:
     if not Path(path).is_file():
         raise ConfigError(f"no learned model at {str(path)!r}; train one and save it there")
     state = read_skops(path)
-    if not isinstance(state, dict) or state.get("version") != _VERSION:
+    version = state.get("version") if isinstance(state, dict) else None
+    if not isinstance(state, dict) or not isinstance(version, int) or version != _VERSION:
         raise ConfigError(
             f"{str(path)!r} is no learned model of version {_VERSION}; train it again"
         )
