@@ -8,16 +8,17 @@ from types import ModuleType
 
 from sdcontrol.errors import ConfigError
 from sdcontrol.extras import needed
+from sdcontrol.whole_files import write_whole
 
 __all__ = ["read_skops", "write_skops"]
 
 
 def write_skops(state: dict[str, object], path: Path) -> None:
-    """Write `state`, which holds arrays, numbers and strings."""
+    """Write `state`, which holds arrays, numbers and strings. Raises `OSError`; what was there stays then."""
     with needed(), _aliases_hidden():
-        from skops.io import dump
+        from skops.io import dumps
 
-    dump(state, path)
+    write_whole(path, dumps(state))
 
 
 def read_skops(path: Path) -> object:

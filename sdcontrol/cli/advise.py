@@ -5,10 +5,8 @@ stands in `advice_report`. Needs no torch.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from sdcontrol.cli.advice_doubts import fit_doubts, pair_doubts, profile_doubts
 from sdcontrol.cli.advice_inputs import (
@@ -20,7 +18,7 @@ from sdcontrol.cli.advice_inputs import (
 )
 from sdcontrol.cli.advice_report import Report, report_lines, report_record
 from sdcontrol.cli.command import Commands, Parser, add_command
-from sdcontrol.cli.files import check_writable
+from sdcontrol.cli.files import check_writable, write_json
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.advice import DrafterSpec, Situation, advise
 from sdcontrol.estimators.calibration import PlainStep, fit
@@ -112,11 +110,7 @@ def run(options: argparse.Namespace) -> int:
     report = _report(options)
     print(*report_lines(report), sep="\n")
     if options.json is not None:
-        text = json.dumps(report_record(report), indent=2)
-        try:
-            Path(options.json).write_text(text + "\n", "utf-8")
-        except OSError as error:
-            raise ConfigError(f"{options.json} cannot be written: {error.strerror}") from error
+        write_json(options.json, report_record(report))
     return 0
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from sdcontrol.errors import ConfigError
 from sdcontrol.extras import check_installed
+from sdcontrol.whole_files import write_whole
 
 __all__ = ["check_writable", "find_trace", "write_json", "write_text"]
 
 _STANDARD = "-"  # elsewhere standard input or output
+_HEADER, _TABLE = "trace.json", ".parquet"  # of a trace, beside which other files may lie
 
 
 def find_trace(given: str) -> Path:
@@ -29,7 +31,7 @@ def find_trace(given: str) -> Path:
 def check_writable(*paths: str | None, inputs: Iterable[str | Path | None] = ()) -> None:
     """Raise `ConfigError` where no file can be written at one of `paths`, or two files are one.
 
-    `inputs` are what is read, paths among them, which no output may replace. A missing path is none;
+    `inputs` are what is read, paths and folders of traces among them, which no output may replace. A missing path is none;
     what is there and no plain file, such as a terminal, may stand there several times.
     """
     taken = {Path(given).resolve() for given in inputs if given is not None}
@@ -43,12 +45,17 @@ def check_writable(*paths: str | None, inputs: Iterable[str | Path | None] = ())
         if not Path(path).parent.is_dir() or Path(path).is_dir():
             raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
         place = Path(path).resolve()
-        if place in taken and (place.is_file() or not place.exists()):
+        is_read = place in taken or (place.parent in taken and _is_of_trace(place))
+        if is_read and (place.is_file() or not place.exists()):
             raise ConfigError(
                 f"{path} cannot be written: it would replace what is read, or another output; give "
                 "another path"
             )
         taken.add(place)
+
+
+def _is_of_trace(path: Path) -> bool:
+    return path.name == _HEADER or path.suffix == _TABLE
 
 
 def write_json(path: str, record: object) -> None:
@@ -57,8 +64,8 @@ def write_json(path: str, record: object) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file. Raises `ConfigError` where that fails."""
+    """Write a file; what of a path is no text stands as an escape, as JSON has it. Raises `ConfigError`."""
     try:
-        Path(path).write_text(text, "utf-8")
+        write_whole(Path(path), text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

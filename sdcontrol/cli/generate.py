@@ -143,7 +143,7 @@ def _opened(path: str | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115  (closed below)
+        file = open(path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     with file:

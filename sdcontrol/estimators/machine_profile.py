@@ -19,6 +19,7 @@ from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
 from sdcontrol.estimators.shapes import ModelShape
 from sdcontrol.json_files import read_model
+from sdcontrol.whole_files import write_whole
 
 __all__ = [
     "LEAST_STEPS",
@@ -74,7 +75,7 @@ class MachineProfile(_Record):
 
     def write(self, path: Path) -> None:
         """As indented JSON."""
-        path.write_text(self.model_dump_json(indent=1) + "\n", "utf-8")
+        write_whole(path, (self.model_dump_json(indent=1) + "\n").encode())
 
     def times(self, role: str) -> ModelTimes | None:
         """Of the model measured in this role, if any was."""

@@ -4,7 +4,6 @@ Knows facts and their names. Nothing here measures, decides or draws: the statis
 whoever shows it adds no number of its own.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
@@ -12,6 +11,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from sdcontrol.json_files import read_model
+from sdcontrol.whole_files import write_whole
 
 __all__ = [
     "LATENCIES",
@@ -219,12 +219,7 @@ class Results(Record):
 
 
 def write_atomically(path: Path, text: str) -> Path:
-    """Write all of the file or leave it as it was, whenever the machine stops."""
+    """Write all of the file or leave it as it was, whenever the machine stops; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.tmp")
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    write_whole(path, text.encode())
     return path

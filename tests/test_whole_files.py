@@ -1,0 +1,55 @@
+"""Files that are written whole: what stands there afterwards, and what stays where it cannot be written."""
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sdcontrol.cli import main
+from sdcontrol.whole_files import write_whole
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file may have more than 64 bytes: as on a full disk, but for the error's number."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, small_disk: None) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with pytest.raises(OSError, match="file") as raised:
+        write_whole(path, b"x" * 1000)
+    assert raised.value.filename == str(path)
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_result_that_does_not_fit_leaves_the_last_one(
+    tmp_path: Path, small_disk: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("{}")
+    assert main(["inspect", "bundled:off", "--json", str(path)]) == 2
+    assert "result.json cannot be written" in capsys.readouterr().err
+    assert path.read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_keeps_its_mode_and_a_link_its_target(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"before")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    write_whole(path, b"after")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"after", 0o600)
+    write_whole(link, b"through the link")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"through the link"
+    write_whole(Path(os.devnull), b"x")
+    assert Path(os.devnull).is_char_device()
