@@ -186,6 +186,9 @@ def test_an_exact_replay_says_where_decisions_differ(command: Command, tmp_path:
         (["replay", "bundled:mixed", "--ray", "127.0.0.1:1"], "no cluster answers"),
         (["inspect", "bundled:mixed", "--request", "nobody"], "no request 'nobody'"),
         (["inspect", "/nowhere"], "no trace"),
+        (["inspect", "n" * 300], "cannot be read: File name too long"),
+        (["inspect", "bundled:mixed", "--json", "n" * 300], "cannot be used: File name too long"),
+        (["replay", "/dev/null", "--format", "azure"], "/dev/null is no plain file"),
         (["train", "bundled:off", "-o", "OUT/p.skops"], "train on traces that drafted"),
         (["train", "bundled:mixed", "-o", "OUT/p.pickle"], ".skops"),
         (["train", "bundled:mixed", "-o", "/nowhere/p.skops"], "cannot be written"),
@@ -202,6 +205,28 @@ def test_what_cannot_be_is_one_clear_line(
     assert is_one_line(err)
     assert said in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["trace.json", "steps.parquet"])
+def test_a_result_never_replaces_a_part_of_the_trace(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "trace"
+    shutil.copytree(bundled_trace("mixed"), path)
+    before = (path / name).read_bytes()
+    for verb in (["inspect"], ["train", "-o", tmp_path / "p.skops"], ["replay", "--exact"]):
+        code, _, err = command(verb[0], path, *verb[1:], "--json", path / name)
+        assert code == 2
+        assert "would replace what is read" in err
+    assert (path / name).read_bytes() == before
+    assert command("inspect", path, "--json", path / "summary.json")[0] == 0
+
+
+def test_a_copy_of_a_trace_is_not_trained_on_beside_it(command: Command, tmp_path: Path) -> None:
+    """Its requests would be judged by what was learnt of themselves."""
+    shutil.copytree(bundled_trace("mixed"), tmp_path / "copy")
+    code, _, err = command("train", "bundled:mixed", tmp_path / "copy", "-o", tmp_path / "p.skops")
+    assert (code, "twice, perhaps as a copy" in err) == (2, True)
 
 
 @pytest.mark.parametrize("verb", [["inspect"], ["replay"], ["replay", "--exact"], ["train"]])

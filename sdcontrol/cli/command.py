@@ -4,6 +4,7 @@ Knows no command.
 """
 
 import argparse
+import errno
 import io
 import logging
 import os
@@ -41,6 +42,16 @@ _BAD_REQUESTS = (
     TraceError,
     CounterfactualError,
 )
+_BAD_PATHS = {
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,7 +92,15 @@ def add_command(
 
 def exit_code(error: Exception) -> int:
     """2 for what was asked wrongly, 1 for what went wrong."""
-    return 2 if isinstance(error, _BAD_REQUESTS) else 1
+    is_bad = isinstance(error, _BAD_REQUESTS) or _is_of_a_path(error)
+    return 2 if is_bad else 1
+
+
+def _is_of_a_path(error: Exception) -> bool:
+    """Whether it is that a path cannot be used at all, rather than that a disk is full."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return False
+    return error.errno in _BAD_PATHS
 
 
 def message_of(error: Exception) -> str:
@@ -90,7 +109,8 @@ def message_of(error: Exception) -> str:
     if isinstance(error, SdcontrolError):
         return " ".join(line.strip() for line in lines)
     if isinstance(error, OSError):
-        return lines[0]
+        is_named = error.filename is not None
+        return f"{error.filename} cannot be used: {error.strerror}" if is_named else lines[0]
     return f"{type(error).__name__}: {lines[0]} (--debug shows where)"
 
 

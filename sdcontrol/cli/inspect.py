@@ -31,8 +31,9 @@ def run(options: argparse.Namespace) -> int:
     from sdcontrol.traces.inspect import summarise
     from sdcontrol.traces.reader import Trace
 
-    check_writable(options.json)
-    trace = Trace(find_trace(options.trace))
+    folder = find_trace(options.trace)
+    check_writable(options.json, inputs=[folder])
+    trace = Trace(folder)
     if options.request is not None:
         lines = list(follow(trace, options.request))
         record: dict[str, object] = {"request": options.request, "lines": lines}

@@ -41,7 +41,7 @@ def add_train(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Learn from all traces together, report, save."""
-    check_writable(options.json, options.output)
+    check_writable(options.json, options.output, inputs=options.traces)
     if Path(options.output).suffix != ".skops":
         raise ConfigError(f"--output {options.output}: a learned policy is a .skops file")
     for package in ("sklearn", "skops"):
@@ -67,12 +67,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _traces(options: argparse.Namespace) -> "list[Trace]":
     paths = [find_trace(given) for given in options.traces]
-    for path, given in zip(paths, options.traces, strict=True):
-        if paths.count(path) > 1:
-            raise ConfigError(f"{given} stands there twice; give it once")
     from sdcontrol.traces.reader import Trace
 
-    return [Trace(path) for path in paths]
+    traces = [Trace(path) for path in paths]
+    ids = [trace.header.trace_id for trace in traces]
+    for name, given in zip(ids, options.traces, strict=True):
+        if ids.count(name) > 1:
+            raise ConfigError(f"{given} stands there twice, perhaps as a copy; give it once")
+    return traces
 
 
 def _lines(report: "TrainingReport") -> Iterator[str]:

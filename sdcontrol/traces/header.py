@@ -31,7 +31,9 @@ def write_header(folder: Path, header: TraceHeader) -> None:
 def read_header(folder: Path) -> TraceHeader:
     """The header of the trace in `folder`. Raises `TraceError` where it cannot be trusted."""
     path = folder / HEADER
-    if not path.is_file():
+    with reading(path):
+        is_there = path.is_file()
+    if not is_there:
         raise TraceError(f"no trace in {str(folder)!r}: it has no {HEADER}; give a trace's folder")
     with reading(path):
         if path.stat().st_size > _MOST_BYTES:
