@@ -86,6 +86,24 @@ def test_the_package_runs_as_a_program(run: Run) -> None:
     assert "generate" in run([sys.executable, "-m", "sdcontrol", "--help"], ROOT)
 
 
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("inspect bundled:off > /dev/full", 1),
+        ("inspect bundled:off 2> /dev/full > /dev/full", 1),
+        ("inspect /nowhere 2> /dev/full", 2),
+    ],
+)
+def test_output_that_does_not_fit_is_told_once(run: Run, command: str, code: int) -> None:
+    """Where it can be; Python's own attempt at the end would say more, and end with 120."""
+    printed = run(
+        ["bash", "-c", f'{sys.executable} -m sdcontrol {command}; echo "ended with $?"'], ROOT
+    )
+    *told, end = printed.splitlines()
+    assert end == f"ended with {code}"
+    assert told == [] or told == ["sdcontrol: error: [Errno 28] No space left on device"]
+
+
 def test_an_interrupt_while_the_commands_are_loaded_ends_with_130(run: Run) -> None:
     program = (
         "import builtins, sdcontrol.__main__\n"
@@ -441,9 +459,29 @@ def test_an_id_is_a_string_or_a_whole_number(tmp_path: Path, name: object) -> No
         read_prompts([], [str(lines)], io.StringIO())
 
 
-def test_a_prompt_that_is_no_text_is_refused() -> None:
+def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prompt-1"):
         read_prompts(["\ud800"], [], io.StringIO())
+    (tmp_path / "b.jsonl").write_text('{"id": "\\ud800", "prompt": "x"}')
+    with pytest.raises(ConfigError, match=r"id of .* is no text"):
+        read_prompts([], [str(tmp_path / "b.jsonl")], None)
+
+
+def test_standard_input_is_read_as_files_are() -> None:
+    """Whatever the stream's own encoding and line ends."""
+    for text in ("a\r\n\u00fc\n", "\ufeffa\r\n\u00fc\n"):
+        stream = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="ascii")
+        assert read_prompts(["-"], [], stream) == [Prompt("prompt-1", "a\r\n\u00fc\n")]
+    broken = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="latin-1")
+    with pytest.raises(ConfigError, match="standard input is no UTF-8 text"):
+        read_prompts(["-"], [], broken)
+
+
+def test_a_file_whose_name_is_no_text_has_a_name_that_is(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_text("x")
+    (prompt,) = read_prompts([], [str(path)], None)
+    assert str(prompt.id).endswith(r"caf\udce9.txt")
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])

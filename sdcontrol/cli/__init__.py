@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from sdcontrol.cli.ab import add_ab
 from sdcontrol.cli.advise import add_advise
@@ -76,7 +77,8 @@ def _run(arguments: Sequence[str], is_debugging: bool) -> int:
         if is_debugging:
             traceback.print_exc()
         told = missing(error) or error
-        print(f"sdcontrol: error: {message_of(told)}", file=sys.stderr)
+        with suppress(OSError):  # nobody to tell
+            print(f"sdcontrol: error: {message_of(told)}", file=sys.stderr)
         return exit_code(told)
 
 

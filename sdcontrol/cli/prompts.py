@@ -30,8 +30,8 @@ def read_prompts(given: Sequence[str], paths: Sequence[str], stdin: TextIO | Non
 
     A file of JSON lines has one prompt in each: `{"prompt": "...", "id": ...}`, where `id` (a
     string or whole number) may be left out. Any other file is one prompt, to the last character.
-    A mark of the byte order at its beginning is no part of it. `stdin` None: it is closed.
-    Raises `ConfigError` for a file that cannot be read, a bad line, an id that comes twice.
+    A mark of the byte order at its beginning is no part of it. Standard input is read alike; None: it
+    is closed. Raises `ConfigError` for a file that cannot be read, a bad line, an id that comes twice.
     """
     if given.count(STANDARD_INPUT) > 1:
         raise ConfigError("- stands there twice; standard input can be read once")
@@ -50,8 +50,9 @@ def read_prompts(given: Sequence[str], paths: Sequence[str], stdin: TextIO | Non
 def _read_stdin(stdin: TextIO | None) -> str:
     if stdin is None:
         raise ConfigError("standard input is closed; give a prompt, or --file PATH")
+    source = getattr(stdin, "buffer", None)  # as files are read: whatever encoding the stream has
     try:
-        return stdin.read()
+        return stdin.read() if source is None else str(source.read().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"standard input is no UTF-8 text: {error.reason}") from error
 
@@ -63,9 +64,10 @@ def _read_file(path: str) -> Iterator[Prompt]:
         raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    name = path.encode("utf-8", "backslashreplace").decode()  # the path may be no text
     if Path(path).suffix.lower() not in _JSON_LINES:
-        return iter([Prompt(path, text)])
-    return _json_lines(path, text.split("\n"))
+        return iter([Prompt(name, text)])
+    return _json_lines(name, text.split("\n"))
 
 
 def _json_lines(path: str, lines: Iterable[str]) -> Iterator[Prompt]:
@@ -95,7 +97,8 @@ def _check(prompts: Iterable[Prompt]) -> None:
         if str(prompt.id) in seen:
             raise ConfigError(f"two prompts have the id {prompt.id!r}; rename one")
         seen.add(str(prompt.id))
-        try:
-            prompt.text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"prompt {prompt.id!r} is no text: {error.reason}") from error
+        for what, text in (("id", str(prompt.id)), ("prompt", prompt.text)):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(f"{what} of {prompt.id!r} is no text: {error.reason}") from error

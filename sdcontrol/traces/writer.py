@@ -118,7 +118,7 @@ class TraceWriter:
     def discard(self) -> None:
         """Delete the trace."""
         if self._stop():
-            shutil.rmtree(self.path)
+            shutil.rmtree(self.path.resolve())  # a link is no folder to it
 
     def _stop(self) -> bool:
         """Let the thread write what is left; whether it was not stopped before.
