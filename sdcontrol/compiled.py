@@ -122,10 +122,11 @@ def _compiled_array_at(address: Any, size: Any) -> Callable[..., object]:
 
 
 def _let_interrupts_wait() -> None:
-    """Have numba find the types of arrays that compiled code returns in a cache.
+    """Have numba find the types of arrays that compiled code returns in a cache, which is no Python.
 
-    Its function for that is Python, so an interrupt that came meanwhile is raised there, and nobody looks:
-    the process may die. On numba's own functions; where another has returned an array before, too late.
+    As Python is where an interrupt that came meanwhile is raised, and numba does not look for errors there:
+    the process may die. numba takes its function for that once, for the first array that any compiled code
+    returns: an application's own, before this is imported, keeps the danger.
     """
     find = getattr(serialize, "_numba_unpickle", None)
     if find is not None:

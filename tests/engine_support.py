@@ -171,6 +171,12 @@ class RandomPlanner(RecordingPlanner):
         return Choice.of(choice.drafter, self._random.randint(0, choice.num_draft_tokens))
 
 
+class LatePlanner(RandomPlanner):
+    """One that may be told of a step after the next was planned."""
+
+    allows_late_observations = True
+
+
 class Seldom(RandomPlanner):
     """Drafts in every `period`-th step alone, and may be asked before tokens are known."""
 

@@ -21,6 +21,7 @@ from sdcontrol.traces.reader import Trace
 from tests.engine_support import (
     PROMPTS,
     ROOMY,
+    LatePlanner,
     RandomPlanner,
     noised,
     submit_all,
@@ -38,12 +39,6 @@ Texts = dict[str, list[int]]
 
 class Broken(Exception):
     """What a user's own code raises."""
-
-
-class LatePlanner(RandomPlanner):
-    """One that may be told of a step after the next was planned."""
-
-    allows_late_observations = True
 
 
 def engine_of(planner: Planner | None = None, *, overlap: bool = False) -> Engine:

@@ -15,7 +15,7 @@ from sdcontrol.integrations.feed import Consumer
 from tests.engine_support import (
     PROMPTS,
     ROOMY,
-    RandomPlanner,
+    LatePlanner,
     interrupt_at,
     noised,
     submit_all,
@@ -26,12 +26,6 @@ NEW = 16
 GREEDY: Mapping[str, object] = {"max_new_tokens": NEW, "do_sample": False}
 MODEL = tiny_model()
 DRAFT = noised(MODEL)
-
-
-class LatePlanner(RandomPlanner):
-    """One that may be told of a step after the next was planned."""
-
-    allows_late_observations = True
 
 
 def decoder_of(*, overlap: bool = False, policy: Planner | None = None) -> SpeculativeDecoder:

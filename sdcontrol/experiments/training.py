@@ -21,7 +21,7 @@ from sdcontrol.policies.learned_acceptance import (
     log_loss,
     outcomes_of,
 )
-from sdcontrol.policies.learned_cost import fit_cost, is_timed
+from sdcontrol.policies.learned_cost import fit_cost, timed_steps
 from sdcontrol.policies.learned_model import LearnedModel, fit, numbered
 from sdcontrol.policies.learned_scores import HeldOut, step_errors, summary
 from sdcontrol.policies.learned_trust import stretches, trust_of
@@ -181,7 +181,7 @@ def _pair_of_losses(outcome: Outcome, learned: ArmWeights | None) -> tuple[float
 
 def _errors(model: LearnedModel, runs: Sequence[Run]) -> FloatArray:
     """Of every step that was timed, `[steps, 2]`: by a cost that was fitted to other stretches, and online."""
-    timed = [[one for one in run if is_timed(one)] for run in runs]
+    timed = timed_steps(runs)
     found = [np.empty((0, 2))]
     for rest, held in stretches(timed, _FOLDS):
         prices, error = trust_of(rest)

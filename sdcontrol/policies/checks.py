@@ -238,10 +238,8 @@ def _check_refine(
     """The plan as refined once all is drafted."""
     if not isinstance(policy, Refiner):
         return plan
-    known = [
-        ((),) * len(plan.choices),
-        confidence,
-    ]  # of no draft, as of drafters that say nothing; all
+    unsaid = ((),) * len(plan.choices)  # as by drafters that do not tell
+    known = [unsaid, confidence]
     if policy.refines_between_rounds:
         known.insert(0, tuple(row[:1] for row in confidence))
     for rows in known:

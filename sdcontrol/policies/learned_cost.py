@@ -20,7 +20,7 @@ from sdcontrol.estimators.loads import DraftLoad, VerifyLoad, draft_loads, verif
 from sdcontrol.estimators.price import even_draft
 from sdcontrol.extras import needed
 
-__all__ = ["KNOTS", "LearnedCost", "fit_cost", "is_timed", "ramps_of"]
+__all__ = ["KNOTS", "LearnedCost", "fit_cost", "is_timed", "ramps_of", "timed_steps"]
 
 KNOTS = 6
 _LEAST_ROUNDS = 8  # steps in which a family drafted; with fewer the online price stands
@@ -119,9 +119,14 @@ def is_timed(observation: Observation) -> bool:
     return bool(observation.view.requests) and bool(np.isfinite(seconds)) and seconds > 0.0
 
 
+def timed_steps(runs: Sequence[Run]) -> list[list[Observation]]:
+    """Of each run, the steps that took a time."""
+    return [[one for one in run if is_timed(one)] for run in runs]
+
+
 def fit_cost(runs: Sequence[Run]) -> LearnedCost:
     """Fit verification and rounds to the timings of runs, whose machines may differ in speed."""
-    timed = [[o for o in run if is_timed(o)] for run in runs]
+    timed = timed_steps(runs)
     loads = [[verify_load(o) for o in run] for run in timed]
     tokens = np.array([load.num_tokens for run in loads for load in run], np.float64)
     knots = np.unique(np.quantile(np.append(tokens, 0.0), np.linspace(0.0, 0.9, KNOTS)))

@@ -17,7 +17,7 @@ from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.errors import ConfigError
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies.learned_acceptance import ArmWeights, fit_arms, outcomes_of
-from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, Run, fit_cost, is_timed
+from sdcontrol.policies.learned_cost import KNOTS, LearnedCost, Run, fit_cost, timed_steps
 from sdcontrol.policies.learned_features import NUM_FEATURES
 from sdcontrol.policies.learned_speed import Speeds
 from sdcontrol.policies.learned_trust import trust_of
@@ -70,7 +70,7 @@ def fit(
     Raises `ConfigError` where there is too little to learn from.
     """
     kept = [list(run) for run in runs]
-    timed = [o for run in kept for o in run if is_timed(o)]
+    timed = [*chain.from_iterable(timed_steps(kept))]
     if len(timed) < 2 * KNOTS:
         raise ConfigError(
             f"{len(timed)} observations with requests and a finite time; training needs at least "

@@ -17,7 +17,7 @@ from sdcontrol.estimators.price import (
     drafting_seconds,
     forward_seconds,
 )
-from sdcontrol.policies.learned_cost import LearnedCost, Run, fit_cost, is_timed
+from sdcontrol.policies.learned_cost import LearnedCost, Run, fit_cost, timed_steps
 from sdcontrol.policies.learned_speed import MixedCost, Speeds
 
 __all__ = ["observed_seconds", "stretches", "trust_of"]
@@ -71,7 +71,7 @@ def trust_of(runs: Sequence[Run]) -> tuple[bool, float]:
     which has learnt from all that came before. The error is the mean absolute log-ratio of measured to
     learned verifications there.
     """
-    timed = [[one for one in run if is_timed(one)] for run in runs]
+    timed = timed_steps(runs)
     found = [np.empty((0, 5))]
     for rest, held in stretches(timed, _FOLDS):
         cost = fit_cost(rest)
@@ -91,19 +91,18 @@ def trust_of(runs: Sequence[Run]) -> tuple[bool, float]:
 def _forecasts(cost: LearnedCost, run: Run) -> FloatArray:
     """Log seconds `[steps, 5]`: measured, forecast online, forecast by `cost`, whose weight and surprise follow.
 
-    NaN for steps without a time, and for the first, before which nobody can know the machine.
+    NaN for the first step, before which nobody can know the machine.
     """
     online, speeds = OnlineCost(), Speeds(cost, typical_error=np.inf)
     rows = np.full((len(run), 5), np.nan)
     for row, observation in zip(rows, run, strict=True):
-        if is_timed(observation):
-            costs: tuple[Cost, Cost] = online, MixedCost(speeds, online, is_alone=True)
-            forecasts = [observed_seconds(observation, c) for c in costs]
-            is_first, weight = not speeds.is_measured, speeds.weight
-            surprise = speeds.update(observation)
-            if not is_first and min(forecasts) > 0.0:
-                logs = np.log([observation.timing.total_seconds, *forecasts])
-                row[:] = *logs, weight, surprise
+        costs: tuple[Cost, Cost] = online, MixedCost(speeds, online, is_alone=True)
+        forecasts = [observed_seconds(observation, c) for c in costs]
+        is_first, weight = not speeds.is_measured, speeds.weight
+        surprise = speeds.update(observation)
+        if not is_first and min(forecasts) > 0.0:
+            logs = np.log([observation.timing.total_seconds, *forecasts])
+            row[:] = *logs, weight, surprise
         online.update(observation)
         speeds.hear(online)
     return rows

@@ -12,7 +12,7 @@ stays. Four couplings tie the requests of a step together:
     free KV slots     the end of the table of verification costs
 
 At a given rate a plan is opened (`opening`) and requests respond to one another until none changes
-(`search`). Few requests leave more to chance, and less to compute: they get more openings and kicks.
+(`search`). Few requests leave more to chance, and less to compute: they get more kicks, and open any numbers of rounds.
 Where one arm and one length for all would be better than what came of it, requests respond to that; of a
 single request, that is the best plan.
 """
