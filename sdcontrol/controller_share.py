@@ -7,17 +7,22 @@ from sdcontrol.core import Observation
 
 __all__ = ["ControllerShare"]
 
-_WEIGHS, _NEGLIGIBLE, _HEAVY = 0.015, 0.005, 0.02  # of a step
+_WEIGHS, _NEGLIGIBLE, _HEAVY = 0.02, 0.0125, 0.02  # of a step
 _RATE = 0.1
+_MOST = (
+    0.05  # that a step counts for: what is fetched once, or waited, says little of the next ones
+)
+_FIRST_STEPS = 32  # in which much is fetched for the first time
 
 
 class ControllerShare:
     """Of the steps that decoded; one without requests has nothing but overhead."""
 
     def __init__(self) -> None:
-        self._share = 0.0
+        self._share, self._steps = 0.0, 0
         self.weighs = False
-        """Whether it is so large that work is better put off; from then on until it all but vanishes."""
+        """Whether it is so large that work is better put off; after the first steps, from then on until what
+        is left of it would not be so large if nothing were."""
         self.is_heavy = False
         """Whether it is more than may be added to: less is urgent then."""
 
@@ -25,7 +30,10 @@ class ControllerShare:
         """Take note of a step."""
         timing = observation.timing
         share = timing.controller_seconds / max(timing.total_seconds, 1e-9)
-        if observation.view.requests and 0.0 <= share <= 1.0:  # False for NaN
-            self._share += _RATE * (share - self._share)
-            self.is_heavy = self._share > _HEAVY
-            self.weighs = self._share > (_NEGLIGIBLE if self.weighs else _WEIGHS)
+        if not (observation.view.requests and 0.0 <= share <= 1.0):  # True for NaN
+            return
+        self._share += _RATE * (min(share, _MOST) - self._share)
+        self._steps += 1
+        stays = self.weighs and self._steps > _FIRST_STEPS
+        self.is_heavy = self._share > _HEAVY
+        self.weighs = self._share > (_NEGLIGIBLE if stays else _WEIGHS)

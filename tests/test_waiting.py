@@ -37,10 +37,11 @@ def seen_of(
 
 
 def settled(names: Sequence[str] = ("r",), *, share: float = 0.1) -> Waiting:
-    """After 60 steps in which the controller took `share` of the time."""
+    """After 30 steps in which the controller took a tenth of the time, and 30 in which it took `share`."""
     waiting = Waiting(8)
     for step in range(60):
-        waiting.observe(seen_of(step, names, share=share), may_rest=True, error=0.0)
+        taken = 0.1 if step < 30 else share
+        waiting.observe(seen_of(step, names, share=taken), may_rest=True, error=0.0)
     assert waiting.puts_off
     return waiting
 
