@@ -401,6 +401,12 @@ def test_what_spreadsheets_write_is_read(tmp_path: Path) -> None:
     assert read_plain_steps(path) == [PlainStep(4, 128, pytest.approx(3.5e-3))]
 
 
+def test_spaces_in_the_heading_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("batch_size, context_tokens, ms\n4, 128, 3.5\n")
+    assert read_plain_steps(path) == [PlainStep(4, 128, pytest.approx(3.5e-3))]
+
+
 def test_a_file_without_times_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text("batch_size,context_tokens\n1,2\n")

@@ -64,7 +64,7 @@ def read_plain_steps(path: Path) -> list[PlainStep]:
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        columns = reader.fieldnames or ()
+        columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         column = next((name for name in _SECONDS_COLUMNS if name in columns), None)
         if column is None or not {"batch_size", "context_tokens"} <= set(columns):
             raise ConfigError(
