@@ -290,6 +290,19 @@ def test_a_profile_in_another_dtype_is_said_not_to_calibrate(
     assert "calibrated on" in text
 
 
+def test_a_profile_is_not_doubted_for_more_devices_than_it_measured(
+    advise: Advise, tmp_path: Path
+) -> None:
+    measured = profile_of()
+    linked = replace(measured.hardware, link_bytes_per_second=5e10, hop_seconds=1e-6)
+    measured.model_copy(update={"hardware": linked}).write(tmp_path / "p.json")
+    one, _ = advise("--hardware", tmp_path / "p.json")
+    two, text = advise("--hardware", tmp_path / "p.json", "--tensor-parallel", 2)
+    assert two["plain_seconds"] < one["plain_seconds"]
+    assert two["fit_median_error"] == one["fit_median_error"] < 0.03
+    assert "beware" not in text
+
+
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_a_profile_of_too_few_steps_is_a_machine_and_says_so(
     advise: Advise, tmp_path: Path, num_steps: int

@@ -159,7 +159,8 @@ def _report(options: argparse.Namespace) -> Report:
     _check_devices("tensor_parallel", options.tensor_parallel, shape)
     used = None if steps else profile
     target = _profiled(Forward(shape, machine, options.tensor_parallel), profile)
-    errors = relative_errors(target, _steps(shape, used))
+    alone = replace(target, tensor_parallel=1)  # as whatever a profile measured
+    errors = relative_errors(alone, _steps(shape, used))
     target = _with_kv(target, options.kv_dtype)
     if steps:
         target = replace(target, calibration=fit(target, steps))

@@ -240,7 +240,7 @@ class Forward:
         link = self.hardware.link_bytes_per_second
         if link <= 0.0:
             raise ConfigError(
-                f"tensor_parallel is {devices}, but {self.hardware.name} has no link_bytes_per_second"
+                f"tensor_parallel is {devices}, but {self.hardware.name} has no link_bytes_per_second; give 1"
             )
         hops = 2.0 * (devices - 1)
         moved = hops / devices * tokens * self.shape.hidden_size * _ACTIVATION_BYTES
