@@ -17,6 +17,7 @@ import pytest
 import sdcontrol
 from sdcontrol.cli import main
 from sdcontrol.cli.advice_doubts import LEAST_SHARED_VOCABULARY
+from sdcontrol.cli.advice_report import _scaled
 from sdcontrol.estimators import hardware, shapes
 from sdcontrol.estimators.machine_profile import MachineProfile, ModelTimes, StepTime
 from sdcontrol.estimators.roofline import Calibration, Forward
@@ -131,6 +132,14 @@ def test_the_text_says_what_the_record_says(advise: Advise) -> None:
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("drafter")) + 1 :]
     shown = [float(line.split()[-1].rstrip("x")) for line in table if line.endswith("x")]
     assert shown == pytest.approx([o["speedup"] for o in told["options"]], abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(999.4, "999"), (999.7, "1k"), (999.7e9, "1T"), (1e12, "1T"), (16.06e9, "16.1G")],
+)
+def test_counts_have_three_digits_and_a_prefix(count: float, shown: str) -> None:
+    assert _scaled(count) == shown
 
 
 def test_rates_that_nobody_gave_are_marked_as_assumed(advise: Advise) -> None:

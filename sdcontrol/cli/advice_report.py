@@ -275,6 +275,6 @@ def _advice(report: Report) -> Iterator[str]:
 def _scaled(count: float) -> str:
     """With three digits and a prefix: 16.1G."""
     for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= power:
+        if float(f"{count:.3g}") >= power:  # 999.9 is 1k
             return f"{count / power:.3g}{prefix}"
     return f"{count:.3g}"
