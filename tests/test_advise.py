@@ -28,6 +28,13 @@ Run = Callable[[list[str], Path], str]
 Record = dict[str, Any]
 
 SPREAD = ("--tensor-parallel", 32, "--draft-tensor-parallel", 32)
+SMALL: dict[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "vocab_size": 128256,
+}
 COMMON = ("--model", "llama-3.1-8b", "--hardware", "h100", "--batch", 16, "--context", 8000)
 
 
@@ -421,6 +428,26 @@ def acceptance_of(row: dict[str, str]) -> float:
 # ---- errors
 
 
+def write_odd_files(folder: Path) -> None:
+    """Models and profiles with sizes that none has, and a link to itself."""
+    odd_sizes: dict[str, dict[str, object]] = {
+        "huge": {"hidden_size": 10**400},
+        "tall": {"num_hidden_layers": 10_001},
+        "text": {"hidden_size": "4096"},
+        "thin": {"intermediate_size": -1},
+    }
+    for name, odd in odd_sizes.items():
+        (folder / f"{name}.json").write_text(json.dumps(SMALL | odd))
+    (folder / "loop.json").symlink_to("loop.json")
+    unlinked, vast, crowded = (json.loads(profile_of().model_dump_json()) for _ in range(3))
+    unlinked["hardware"]["link_bytes_per_second"] = math.nan
+    vast["models"][0]["shape"]["vocab_size"] = 10**400
+    (folder / "unlinked.json").write_text(json.dumps(unlinked))
+    crowded["models"][0]["steps"][0]["batch_size"] = 10**400
+    (folder / "crowded.json").write_text(json.dumps(crowded))
+    (folder / "vast.json").write_text(json.dumps(vast))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -431,6 +458,19 @@ def acceptance_of(row: dict[str, str]) -> float:
         (["--model", "bad.json", "--hardware", "h100"], "bad.json is no JSON"),
         (["--model", "list.json", "--hardware", "h100"], "list.json holds no JSON object"),
         (["--model", "empty.json", "--hardware", "h100"], "config has no hidden_size"),
+        (["--model", "huge.json", "--hardware", "h100"], "has hidden_size beyond 1000000000"),
+        (
+            ["--model", "tall.json", "--hardware", "h100"],
+            "num_hidden_layers 10001; it must be from",
+        ),
+        (["--model", "text.json", "--hardware", "h100"], "hidden_size '4096'; it must be a whole"),
+        (["--model", "thin.json", "--hardware", "h100"], "intermediate_size -1; it must be from 0"),
+        (["--model", "loop.json", "--hardware", "h100"], "loop.json cannot be read"),
+        ([*COMMON, "--fit", "loop.json"], "loop.json cannot be read"),
+        (["--model", "qwen3-8b", "--hardware", "loop.json"], "loop.json cannot be read"),
+        (["--hardware", "unlinked.json"], "link bytes/s nan"),
+        (["--hardware", "vast.json"], "vocab_size"),
+        (["--hardware", "crowded.json"], "batch_size"),
         (["--model", "qwen3-8b", "--hardware", "h100-sx"], "did you mean H100-SXM or"),
         (["--model", "qwen3-8b", "--hardware", "gone.json"], "gone.json cannot be read"),
         (["--model", "qwen3-8b", "--hardware", "empty.json"], "empty.json is no machine profile"),
@@ -461,6 +501,11 @@ def acceptance_of(row: dict[str, str]) -> float:
         ([*COMMON, "--acceptance", "ngrm=0.1"], "did you mean ngram"),
         ([*COMMON, "--acceptance", "sparse_kv=0.1"], "did you mean sparse_kv:<tokens>"),
         ([*COMMON, "--acceptance", "sparse_kv:0=0.1"], "did you mean sparse_kv:<tokens>"),
+        ([*COMMON, "--acceptance", "sparse_kv:9:best=0.1"], "did you mean sparse_kv:<tokens>"),
+        (
+            [*COMMON, "--acceptance", f"sparse_kv:{'9' * 5000}=0.1"],
+            "did you mean sparse_kv:<tokens>",
+        ),
         ([*COMMON, "--acceptance", "ngram=0.1,ngram=0.2"], "names ngram twice"),
         ([*COMMON, "--acceptance", "draft_model=0.1"], "give --draft-model"),
         ([*COMMON, "--fit", "gone.csv"], "gone.csv cannot be read"),
@@ -491,6 +536,7 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
     text = json.dumps(endless).replace("12345", "1e400")
     (tmp_path / "endless.json").write_text(text)
     (tmp_path / "short.csv").write_text("batch_size,context_tokens,ms\n1,128\n")
+    write_odd_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert main(["advise", *map(str, arguments)]) == 2
     line = capsys.readouterr().err

@@ -7,6 +7,8 @@ import csv
 import difflib
 import json
 import math
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +18,6 @@ from sdcontrol.estimators import shapes as shape_table
 from sdcontrol.estimators.calibration import PlainStep, read_plain_steps
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.machine_profile import LEAST_STEPS, MachineProfile, read_profile
-from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.estimators.shapes import ModelShape
 
 __all__ = ["ASSUMED_RATES", "acceptance_rates", "find_machine", "find_shape", "plain_steps"]
@@ -24,6 +25,7 @@ __all__ = ["ASSUMED_RATES", "acceptance_rates", "find_machine", "find_shape", "p
 _BUNDLED = "bundled"
 _LEAST_SECONDS = 1e-9  # of a step
 _MOST = 10**9  # requests, tokens
+_SPARSE = re.compile(r"sparse_kv:[1-9][0-9]{0,8}(:scored)?")
 ASSUMED_RATES = {"ngram": 0.3, "sparse_kv:512": 0.8, "draft_model": 0.7}
 """Acceptance rates where none are given; a report says so."""
 
@@ -60,7 +62,9 @@ def find_shape(given: str, role: str) -> ModelShape:
     if path.is_dir():
         return _read_shape(path / "config.json", path.resolve().name)
     if path.suffix == ".json" or path.is_file():
-        return _read_shape(path, path.stem if path.stem != "config" else path.resolve().parent.name)
+        return _read_shape(
+            path, path.stem if path.stem != "config" else Path(os.path.abspath(path)).parent.name
+        )
     if given.startswith((".", "/", "~")):
         raise ConfigError(f"no model folder or config.json {given!r}")
     try:
@@ -155,9 +159,7 @@ def _rate(arm: str, text: str) -> float:
 
 
 def _check_arm(arm: str) -> None:
-    budget = sparse_budget(arm)
-    is_sparse = arm.startswith("sparse_kv:") and budget is not None and budget > 0
-    if not is_sparse and arm not in ("ngram", "draft_model"):
+    if not _SPARSE.fullmatch(arm) and arm not in ("ngram", "draft_model"):
         near = _nearest(arm.partition(":")[0], ("ngram", "sparse_kv", "draft_model"), count=1)
         near = near.replace("sparse_kv", "sparse_kv:<tokens>")
         raise UnknownName(

@@ -4,6 +4,7 @@ Knows paths; nothing of what is in the files.
 """
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def check_writable(*paths: str | None, inputs: Iterable[str | Path | None] = ())
     `inputs` are what is read, paths and folders of traces among them, which no output may replace. A missing path is none;
     what is there and no plain file, such as a terminal, may stand there several times.
     """
-    taken = {Path(given).resolve() for given in inputs if given is not None}
+    taken = {_place(given) for given in inputs if given is not None}
     for path in paths:
         if path is None:
             continue
@@ -44,7 +45,7 @@ def check_writable(*paths: str | None, inputs: Iterable[str | Path | None] = ())
             )
         if not Path(path).parent.is_dir() or Path(path).is_dir():
             raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
-        place = Path(path).resolve()
+        place = _place(path)
         is_read = place in taken or (place.parent in taken and _is_of_trace(place))
         if is_read and (place.is_file() or not place.exists()):
             raise ConfigError(
@@ -52,6 +53,11 @@ def check_writable(*paths: str | None, inputs: Iterable[str | Path | None] = ())
                 "another path"
             )
         taken.add(place)
+
+
+def _place(path: str | Path) -> Path:
+    """Where it is, links followed; a link that leads to itself is its own place."""
+    return Path(os.path.realpath(path))
 
 
 def _is_of_trace(path: Path) -> bool:

@@ -3,17 +3,21 @@
 Knows nothing of what they mean.
 """
 
+import reprlib
 from collections.abc import Mapping
 
 from sdcontrol.errors import ConfigError
 
 __all__ = ["needed_number", "whole_number"]
 
+_MOST = 10**9  # of anything that is counted
+
 
 def whole_number(config: Mapping[str, object], *names: str) -> int | None:
     """The first of these settings that is a whole number, or a list with the same one for every layer.
 
-    Raises `ConfigError` for a list of different ones: a shape has one layer, many times.
+    Raises `ConfigError` for a list of different ones: a shape has one layer, many times; and for a number
+    that is beyond any model's.
     """
     for name in names:
         value = config.get(name)
@@ -25,17 +29,24 @@ def whole_number(config: Mapping[str, object], *names: str) -> int | None:
                 )
             value = value[0]
         if isinstance(value, int) and _is_number(value):
+            if abs(value) > _MOST:
+                raise ConfigError(f"config has {name} beyond {_MOST}; give at most that")
             return value
     return None
 
 
-def needed_number(config: Mapping[str, object], *names: str) -> int:
-    """As `whole_number`; raises `ConfigError` where there is none, or none of at least 1."""
+def needed_number(config: Mapping[str, object], *names: str, most: int = _MOST) -> int:
+    """As `whole_number`; raises `ConfigError` where there is none, or none from 1 to `most`."""
     value = whole_number(config, *names)
     if value is None:
+        given = next((name for name in names if config.get(name) is not None), None)
+        if given is not None:
+            raise ConfigError(
+                f"config has {given} {reprlib.repr(config[given])}; it must be a whole number"
+            )
         raise ConfigError(f"config has no {names[0]}; it has {sorted(config)}")
-    if value < 1:
-        raise ConfigError(f"config has {names[0]} {value}; it must be at least 1")
+    if not 1 <= value <= most:
+        raise ConfigError(f"config has {names[0]} {value}; it must be from 1 to {most}")
     return value
 
 

@@ -39,6 +39,11 @@ class Hardware:
                 f"hardware {self.name!r}: FLOP/s {self.flops_per_second}, bytes/s "
                 f"{self.bytes_per_second}, memory {self.memory_bytes}; all must be positive and finite"
             )
+        if not all(0.0 <= own < math.inf for own in (self.link_bytes_per_second, self.hop_seconds)):
+            raise ConfigError(
+                f"hardware {self.name!r}: link bytes/s {self.link_bytes_per_second}, seconds of a hop "
+                f"{self.hop_seconds}; both must be finite, and 0 or more"
+            )
 
     @property
     def ridge_flops_per_byte(self) -> float:

@@ -16,6 +16,7 @@ from sdcontrol.estimators.storage import storage_of
 __all__ = ["from_config"]
 
 _Config = Mapping[str, object]
+_MOST_LAYERS = 10_000
 
 
 def _kinds(text: str) -> frozenset[str]:
@@ -58,7 +59,8 @@ def from_config(config: Mapping[str, object], name: str | None = None) -> ModelS
     check_layout(config, kind, experts)
     hidden = needed_number(config, "hidden_size", "n_embd", "d_model", "n_embed")
     heads = needed_number(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
-    layers = needed_number(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = needed_number(config, *names, most=_MOST_LAYERS)
     intermediate = _intermediate_size(config, kind, hidden, experts)
     mixture = _mixture(config, experts, intermediate, layers)
     window, sliding = windows_of(config, kind, layers)

@@ -3,6 +3,7 @@
 Knows nothing of hardware, weights, or where the counts come from.
 """
 
+import reprlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,27 @@ from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError
 
 __all__ = ["ModelShape"]
+
+_MOST = 10**9
+_LIMITS: tuple[tuple[str, float, float | str], ...] = (  # the most may be another size
+    ("num_layers", 1, _MOST),
+    ("hidden_size", 1, _MOST),
+    ("num_heads", 1, _MOST),
+    ("num_kv_heads", 1, "num_heads"),
+    ("head_dim", 1, _MOST),
+    ("intermediate_size", 0, _MOST),
+    ("vocab_size", 1, _MOST),
+    ("num_experts", 0, _MOST),
+    ("expert_size", 0, _MOST),
+    ("shared_expert_size", 0, _MOST),
+    ("num_dense_layers", 0, "num_layers"),
+    ("weight_bytes", 0.01, 16.0),
+    ("head_bytes", 0.01, 16.0),
+    ("kv_bytes", 0.01, 16.0),
+    ("attention_bytes", 0.01, 16.0),
+    ("sliding_window", 1, _MOST),
+    ("num_sliding_layers", 0, "num_layers"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +62,13 @@ class ModelShape:
     attention_bytes: float | None = None  # per element of its projections; None: `weight_bytes`
 
     def __post_init__(self) -> None:
-        counts = (self.num_layers, self.hidden_size, self.num_heads, self.num_kv_heads)
-        if (
-            min(*counts, self.head_dim, self.vocab_size) < 1
-            or min(self.weight_bytes, self.kv_bytes, self.attention_bytes or 1.0) <= 0
-        ):
-            raise ConfigError(f"shape {self.name!r} has a size that is not positive: {self}")
+        for name, least, most in _LIMITS:
+            value = getattr(self, name)
+            limit = getattr(self, most) if isinstance(most, str) else most
+            if value is not None and not least <= value <= limit:
+                raise ConfigError(
+                    f"shape {self.name!r} has {name} {reprlib.repr(value)}; it must be from {least:g} to {limit:g}"
+                )
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise ConfigError(
                 f"shape {self.name!r}: {self.experts_per_token} of {self.num_experts} experts per "
