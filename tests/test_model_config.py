@@ -65,6 +65,9 @@ DBRX: Config = {
 HUNYUAN = sized("hunyuan", (4096, 32, 32, 8, 3072, 128167), num_experts=64, moe_topk=[8] * 32,
     moe_intermediate_size=[3072] * 32, num_shared_expert=[1] * 32, tie_word_embeddings=True,
 )  # fmt: skip
+QWEN_3_MOE = sized("qwen3_moe", (2048, 48, 32, 4, 6144, 151936), num_experts=128,
+    num_experts_per_tok=8, moe_intermediate_size=768,
+)  # fmt: skip
 MINITRON = sized(
     "nemotron", (4096, 32, 48, 8, 16384, 256000), head_dim=128, tie_word_embeddings=False
 )
@@ -124,12 +127,30 @@ def test_as_many_parameters_are_counted_as_transformers_makes(kind: str) -> None
         ({**LLAMA, "sliding_window": 4096}, 32),
         ({**LLAMA, "sliding_window": 4096, "sliding_window_pattern": "LLLG"}, 24),
         ({**GEMMA_2, "layer_types": ["sliding_attention"] * 30 + ["full_attention"] * 12}, 30),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 60, "sliding_window": 512}, 32),
+        ({**LLAMA, "sliding_window": -1}, 0),
+        ({**GEMMA_3, "sliding_window_pattern": -6}, 26),
     ],
 )
 def test_layers_have_the_window_that_their_model_gives_them(config: Config, windowed: int) -> None:
     shape = from_config(config)
     assert shape.num_sliding_layers == windowed
     assert shape.sliding_window == (config["sliding_window"] if windowed else None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dense"),
+    [
+        ({"mlp_only_layers": [0, 1]}, 2),
+        ({"mlp_only_layers": [0, 60]}, 1),  # of a model that was cut
+        ({"mlp_only_layers": [0, 1], "decoder_sparse_step": 2}, 25),
+        ({"mlp_layer_types": ["dense"] * 60}, 48),
+        ({"first_k_dense_replace": -1}, 0),
+    ],
+)
+def test_layers_without_experts_are_those_of_the_model(settings: Config, dense: int) -> None:
+    """As `Qwen3MoeDecoderLayer` has it: listed, or not at a step."""
+    assert from_config({**QWEN_3_MOE, **settings}).num_dense_layers == dense
 
 
 # ---- what a shape cannot stand for

@@ -44,7 +44,7 @@ def windows_of(config: Mapping[str, object], kind: str, num_layers: int) -> tupl
     used = config.get("use_sliding_window")
     if used is None:
         used = kind not in _UNWINDOWED
-    if not window or not used:
+    if window is None or window < 1 or not used:  # some say that they have none by 0 or -1
         return None, 0
     sliding = _sliding_layers(config, kind, num_layers)
     return (window, sliding) if sliding else (None, 0)
@@ -53,15 +53,15 @@ def windows_of(config: Mapping[str, object], kind: str, num_layers: int) -> tupl
 def _sliding_layers(config: Mapping[str, object], kind: str, num_layers: int) -> int:
     listed = config.get("layer_types")
     if isinstance(listed, list) and listed:
-        return sum("sliding" in str(layer) for layer in listed)
+        return sum("sliding" in str(layer) for layer in listed[:num_layers])
     pattern = config.get("sliding_window_pattern")
     if isinstance(pattern, str) and pattern:
         return sum(pattern[layer % len(pattern)] == _WINDOWED for layer in range(num_layers))
     names = ("sliding_window_pattern", "global_attn_every_n_layers")
     every = whole_number(config, *names) or _FULL_EVERY.get(kind)
-    if every:
+    if every is not None and every > 0:
         return num_layers - num_layers // every
     if kind in _FIRST_FULL:
         full = whole_number(config, "max_window_layers")
-        return max(num_layers - (_FIRST_FULL[kind] if full is None else full), 0)
+        return max(num_layers - (_FIRST_FULL[kind] if full is None else max(full, 0)), 0)
     return num_layers

@@ -155,14 +155,14 @@ def _mixture(config: _Config, num_experts: int, intermediate: int, layers: int) 
 
 
 def _dense_layers(config: _Config, layers: int) -> int:
-    listed = config.get("mlp_only_layers")
-    if isinstance(listed, list) and listed:
-        return len(listed)
     kinds = config.get("mlp_layer_types")
     if isinstance(kinds, list) and kinds:
-        return kinds.count("dense")
+        return kinds[:layers].count("dense")
+    given = config.get("mlp_only_layers")
+    listed = given if isinstance(given, list) else []
     first = whole_number(config, "first_k_dense_replace", "moe_layer_start_index") or 0
     last = whole_number(config, "moe_layer_end_index")
     end = layers if last is None or last < 0 else min(last + 1, layers)
     step = whole_number(config, "decoder_sparse_step", "moe_layer_interval") or 1
-    return layers - sum((layer + 1) % step == 0 for layer in range(first, end))
+    mixed = (layer for layer in range(max(first, 0), end) if layer not in listed)
+    return layers - sum((layer + 1) % step == 0 for layer in mixed)
