@@ -178,6 +178,13 @@ TYPES = ["full_attention"] * 32
         ({"moe_num_experts": [64, 32]}, "moe_num_experts 32 to 64"),
         ({"intermediate_size": [8192, 16384]}, "intermediate_size 8192 to 16384"),
         ({"block_configs": [{}]}, "layers of several sizes"),
+        ({"model_type": "gemma4_text"}, "layers of several sizes"),
+        ({"num_global_key_value_heads": 4, "global_head_dim": 512}, "layers of several sizes"),
+        ({"per_layer_config": {"5": {"head_dim": 512}}}, "layers of several sizes"),
+        ({"attention_other_setting": {"num_attention_heads": 96}}, "layers of several sizes"),
+        ({"num_attention_heads_per_layer": [48, 64] * 16}, "layers of several sizes"),
+        ({"num_kv_shared_layers": 20}, "layers that share keys and values"),
+        ({"head_dim": 192, "v_head_dim": 128}, "values of another size"),
     ],
 )
 def test_other_layouts_are_refused_with_a_remedy(

@@ -15,7 +15,10 @@ _PRICED_LAYERS = frozenset(
 )
 _OTHER_LAYERS = "layers beside attention (state space, recurrent, linear, convolution)"
 _PER_LAYER_EMBEDDINGS = "embeddings of every layer are"
+_SEVERAL_SIZES = "layers of several sizes are"
 _KINDS = {  # by model_type, where no setting tells
+    "gemma4_text": _SEVERAL_SIZES,
+    "gemma4_unified_text": _SEVERAL_SIZES,
     "falcon_h1": f"{_OTHER_LAYERS} are",  # beside attention within a layer
     "lfm2": f"{_OTHER_LAYERS} are",
     "lfm2_moe": f"{_OTHER_LAYERS} are",
@@ -29,7 +32,11 @@ _SETTINGS = {
     "kv_lora_rank": "latent attention is",
     "interleave_moe_layer_step": "experts beside a shared one of the dense size are",
     "hidden_size_per_layer_input": _PER_LAYER_EMBEDDINGS,
-    "block_configs": "layers of several sizes are",
+    "block_configs": _SEVERAL_SIZES,
+    "per_layer_config": _SEVERAL_SIZES,
+    "global_head_dim": _SEVERAL_SIZES,
+    "attention_other_setting": _SEVERAL_SIZES,
+    "num_kv_shared_layers": "layers that share keys and values are",
 }
 _OTHER_SETTINGS = (  # moot where `layer_types` lists the layers: Granite 4 has them without any such layer
     "attn_layer_indices",
@@ -65,6 +72,11 @@ def _strange_setting(config: Mapping[str, object]) -> str | None:
     for name, reason in _SETTINGS.items():
         if config.get(name):
             return reason
+    if config.get("v_head_dim") not in (None, config.get("head_dim")):
+        return "values of another size than keys are"
+    heads = config.get("num_attention_heads_per_layer")
+    if isinstance(heads, list) and any(count != heads[0] for count in heads):
+        return _SEVERAL_SIZES
     mlp = config.get("ffn_config")
     if isinstance(mlp, Mapping) and str(mlp.get("ffn_type") or "") not in _PLAIN_MLP:
         return f"an MLP of type {mlp['ffn_type']} is"
