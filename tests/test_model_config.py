@@ -179,6 +179,7 @@ TYPES = ["full_attention"] * 32
         ({"intermediate_size": [8192, 16384]}, "intermediate_size 8192 to 16384"),
         ({"block_configs": [{}]}, "layers of several sizes"),
         ({"model_type": "gemma4_text"}, "layers of several sizes"),
+        ({"model_type": "hrm_text"}, "layers that a token passes several times"),
         ({"num_global_key_value_heads": 4, "global_head_dim": 512}, "layers of several sizes"),
         ({"per_layer_config": {"5": {"head_dim": 512}}}, "layers of several sizes"),
         ({"attention_other_setting": {"num_attention_heads": 96}}, "layers of several sizes"),

@@ -27,6 +27,7 @@ _KINDS = {  # by model_type, where no setting tells
     "recurrent_gemma": f"{_OTHER_LAYERS} are",
     "xlstm": f"{_OTHER_LAYERS} are",
     "jetmoe": "experts in attention are",
+    "hrm_text": "layers that a token passes several times are",
 }
 _SETTINGS = {
     "kv_lora_rank": "latent attention is",
