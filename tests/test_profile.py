@@ -267,6 +267,12 @@ def test_the_machine_alone_can_be_measured(
     assert profile.dtype == "bfloat16"
 
 
+def test_a_name_that_is_no_text_is_written_with_escapes(tmp_path: Path, fast: None) -> None:
+    path = tmp_path / "p.json"
+    assert main(["profile", "--name", "b\udcff", "--output", str(path)]) == 0
+    assert read_profile(path).hardware.name == "b\\udcff"
+
+
 def test_the_bundled_pair_is_profiled_and_advised_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

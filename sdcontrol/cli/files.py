@@ -12,7 +12,7 @@ from sdcontrol.errors import ConfigError
 from sdcontrol.extras import check_installed
 from sdcontrol.whole_files import write_whole
 
-__all__ = ["check_writable", "find_trace", "write_json", "write_text"]
+__all__ = ["as_text", "check_writable", "find_trace", "write_json", "write_text"]
 
 _STANDARD = "-"  # elsewhere standard input or output
 _HEADER, _TABLE = "trace.json", ".parquet"  # of a trace, beside which other files may lie
@@ -62,6 +62,11 @@ def _place(path: str | Path) -> Path:
 
 def _is_of_trace(path: Path) -> bool:
     return path.name == _HEADER or path.suffix == _TABLE
+
+
+def as_text(name: str) -> str:
+    """A name, or path, with escapes in the place of bytes that are no text."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def write_json(path: str, record: object) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sdcontrol import __version__
 from sdcontrol.cli.command import Commands, add_command
-from sdcontrol.cli.files import check_writable
+from sdcontrol.cli.files import as_text, check_writable
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.machine_profile import (
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         dtype=str(dtype).removeprefix("torch."),
-        hardware=_hardware(options.name or str(machine["device"]), device, dtype),
+        hardware=_hardware(as_text(options.name or str(machine["device"])), device, dtype),
         models=_measure_models(models, options),
     )
     for path in filter(None, (options.output, options.json)):

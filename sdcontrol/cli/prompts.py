@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from sdcontrol.cli.files import as_text
 from sdcontrol.errors import ConfigError
 
 __all__ = ["Prompt", "read_prompts"]
@@ -64,7 +65,7 @@ def _read_file(path: str) -> Iterator[Prompt]:
         raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    name = path.encode("utf-8", "backslashreplace").decode()  # the path may be no text
+    name = as_text(path)
     if Path(path).suffix.lower() not in _JSON_LINES:
         return iter([Prompt(name, text)])
     return _json_lines(name, text.split("\n"))
