@@ -245,6 +245,18 @@ def test_a_damaged_trace_is_refused(
     assert is_one_line(err)
 
 
+@pytest.mark.parametrize("verb", [["inspect"], ["replay"], ["replay", "--exact"], ["train"]])
+def test_a_link_that_leads_to_itself_is_refused(
+    command: Command, tmp_path: Path, verb: Sequence[str]
+) -> None:
+    path = tmp_path / "loop"
+    path.symlink_to("loop")
+    more = ["-o", tmp_path / "p.skops"] if verb == ["train"] else []
+    code, _, err = command(verb[0], path, *verb[1:], *more, "--json", tmp_path / "out.json")
+    assert code == 2
+    assert is_one_line(err)
+
+
 # ---- train
 
 

@@ -195,7 +195,7 @@ def source_of(given: str, options: argparse.Namespace, kind: str | None) -> "Sou
 
     path = find_trace(given)
     check_plain(path)  # its resolved name may not be there
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # of a link that leads to itself, too
     known = next((known for known in FORMATS if known == kind), None)
     return Source(path, known or format_of(path), options.tokenizer or "")
 
