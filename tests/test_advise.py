@@ -149,6 +149,16 @@ def test_counts_have_three_digits_and_a_prefix(count: float, shown: str) -> None
     assert _scaled(count) == shown
 
 
+def test_columns_stay_apart_where_steps_take_minutes(advise: Advise, tmp_path: Path) -> None:
+    slow = replace(profile_of().hardware, bytes_per_second=7e8)
+    profile_of().model_copy(update={"hardware": slow, "models": ()}).write(tmp_path / "p.json")
+    machine = ("--hardware", tmp_path / "p.json", "--model", "llama-3.1-70b")
+    told, text = advise(*machine, "--acceptance", "sparse_kv:512=0.8")
+    assert told["plain_seconds"] > 100
+    rows = [line.split() for line in text.splitlines() if line.endswith("x")]
+    assert {len(row) for row in rows} == {7}
+
+
 def test_rates_that_nobody_gave_are_marked_as_assumed(advise: Advise) -> None:
     told, text = advise(*COMMON, "--draft-model", "qwen3-0.6b", "--acceptance", "ngram=0.4")
     assumed = {d["drafter"]: d["is_rate_assumed"] for d in told["drafting"]}

@@ -214,14 +214,14 @@ def _head(report: Report) -> Iterator[str]:
 
 def _forwards(report: Report) -> Iterator[str]:
     per = " per device" if report.target.tensor_parallel > 1 else ""
-    yield f"{'forward' + per:<28}{'FLOPs':>9}{'bytes':>9}{'FLOP/byte':>11}{'ms':>10}  bound"
+    yield f"{'forward' + per:<28}{'FLOPs':>9}{'bytes':>9}{'FLOP/byte':>11}{'ms':>12}  bound"
     plain = report.plain
     yield _row("plain step", plain)
     for part in plain.parts:
         yield _row(f"  {part.name}", plain, part)
     if plain.all_reduce_seconds:
-        yield f"{'  all-reduces':<28}{plain.all_reduce_seconds * 1e3:>39.3f}"
-    yield f"{'  overhead':<28}{plain.overhead_seconds * 1e3:>39.3f}"
+        yield f"{'  all-reduces':<28}{plain.all_reduce_seconds * 1e3:>41.3f}"
+    yield f"{'  overhead':<28}{plain.overhead_seconds * 1e3:>41.3f}"
     for length in range(1, report.max_draft_tokens + 1):
         yield _row(f"verify {length} draft tokens", report.verification(length))
     for drafter in report.drafters:
@@ -235,21 +235,21 @@ def _row(name: str, profile: Profile, part: Part | None = None) -> str:
     bound = _bound(profile) if part is None else _part_bound(part, profile)
     return (
         f"{name:<28}{_scaled(shown.flops):>9}{_scaled(shown.bytes):>9}"
-        f"{shown.intensity_flops_per_byte:>11.3g}{shown.seconds * 1e3:>10.3f}  {bound}"
+        f"{shown.intensity_flops_per_byte:>11.3g}{shown.seconds * 1e3:>12.3f}  {bound}"
     )
 
 
 def _options(report: Report) -> Iterator[str]:
     yield (
-        f"{'drafter':<20}{'tokens':>7}{'tokens/step':>13}{'drafting ms':>13}{'verify ms':>11}"
-        f"{'step ms':>9}{'speedup':>9}"
+        f"{'drafter':<20}{'tokens':>7}{'tokens/step':>13}{'drafting ms':>13}{'verify ms':>12}"
+        f"{'step ms':>12}{'speedup':>9}"
     )
     for option in report.advice.options:
         drafting = option.num_draft_tokens * option.draft_round_seconds
         yield (
             f"{option.arm:<20}{option.num_draft_tokens:>7}{option.tokens_per_step:>13.2f}"
-            f"{drafting * 1e3:>13.3f}{option.verify_seconds * 1e3:>11.3f}"
-            f"{option.step_seconds * 1e3:>9.3f}{option.speedup:>8.2f}x"
+            f"{drafting * 1e3:>13.3f}{option.verify_seconds * 1e3:>12.3f}"
+            f"{option.step_seconds * 1e3:>12.3f}{option.speedup:>8.2f}x"
         )
 
 
