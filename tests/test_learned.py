@@ -145,6 +145,7 @@ def test_files_that_hold_code_or_nothing_known_are_refused(tmp_path: Path) -> No
     [
         ("prices", "zz", "prices is 'zz', not true or false"),
         ("overhead", float("nan"), "a number that is not finite"),
+        ("overhead", 10**400, "int too large to convert to float"),
         ("low", np.full(4, np.inf), "a number that is not finite"),
         ("low", np.zeros(3), "numbers of shape (3,), not (4,)"),
     ],

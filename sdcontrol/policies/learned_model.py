@@ -133,7 +133,7 @@ def load(path: Path) -> LearnedModel:
         )
     try:
         return _restored(state)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{str(path)!r} is damaged ({error!r}); train it again") from error
 
 
