@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from sdcontrol.engine.backends import BackendName
 from sdcontrol.engine.graph_recorder import give_back_unused
 from sdcontrol.errors import ConfigError
 from sdcontrol.outcomes import DEPTH
+from sdcontrol.plain_numbers import PlainNumbers
 from sdcontrol.scheduling.blocks import BlockPool
 from sdcontrol.scheduling.scheduler import Scheduler
 
@@ -46,7 +47,7 @@ class Memory:
         return sum(self.fixed.values())
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(PlainNumbers):
     """Settings of one engine; frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

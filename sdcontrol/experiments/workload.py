@@ -13,13 +13,14 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from sdcontrol.engine.bundled import held_out_prompts
 from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.config import Experiment
 from sdcontrol.experiments.schedule import block_seed
 from sdcontrol.experiments.workload_settings import OpenLoop, Recorded
+from sdcontrol.plain_numbers import PlainNumbers
 
 if TYPE_CHECKING:
     from sdcontrol.traces.schema import RequestRecord
@@ -41,7 +42,7 @@ class WorkItem:
     arrival_seconds: float | None  # since the block began; None: when there is room for it
 
 
-class _Line(BaseModel):
+class _Line(PlainNumbers):
     """One line of a file; other keys are left alone."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)

@@ -7,9 +7,10 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from sdcontrol.engine.bundled import KINDS
+from sdcontrol.plain_numbers import PlainNumbers
 
 __all__ = ["ClosedLoop", "OpenLoop", "Recorded", "Sampling", "Settings", "Workload", "nearest"]
 
@@ -20,7 +21,7 @@ def nearest(name: str, valid: "tuple[str, ...] | list[str]") -> str:
     return f"did you mean {close[0]!r}? Valid: {', '.join(valid)}" if close else "there are none"
 
 
-class Settings(BaseModel):
+class Settings(PlainNumbers):
     """Frozen, and unknown keys are refused; so are numbers that are none."""
 
     model_config = ConfigDict(

@@ -7,10 +7,11 @@ import copy
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol, Self, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from sdcontrol.core import BatchView, Belief, Confidence, Observation, Plan
 from sdcontrol.errors import ConfigError
+from sdcontrol.plain_numbers import PlainNumbers
 
 __all__ = ["Policy", "PolicyConfig", "Refiner"]
 
@@ -59,7 +60,7 @@ class Refiner(Protocol):
         ...
 
 
-class PolicyConfig(BaseModel):
+class PolicyConfig(PlainNumbers):
     """The settings of one policy. Subclasses add `kind`, a literal with the policy's name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -11,17 +11,18 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from sdcontrol.core import FloatArray
 from sdcontrol.outcomes import DEPTH, ArmOutcomes
+from sdcontrol.plain_numbers import PlainNumbers
 
 __all__ = ["AcceptanceProcess", "HardStretches"]
 
 _LEAST, _MOST = 1e-6, 1.0 - 1e-6
 
 
-class HardStretches(BaseModel):
+class HardStretches(PlainNumbers):
     """A two-state Markov chain along the text: acceptance comes in runs of good and bad luck.
 
     In a hard stretch the rate is `factor` times the request's; in an easy one it is higher, so that
@@ -58,7 +59,7 @@ class HardStretches(BaseModel):
         return np.where(states, self.factor, easy)
 
 
-class AcceptanceProcess(BaseModel):
+class AcceptanceProcess(PlainNumbers):
     """How a drafter fares: rates by draft position, requests that differ, stretches that differ.
 
     `rates[j]` is P(draft token j is accepted | those before it were); the last goes on. With a

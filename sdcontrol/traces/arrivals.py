@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from sdcontrol.plain_numbers import PlainNumbers
 
 __all__ = ["Arrivals", "AtOnce", "Gamma", "OnOff", "Poisson", "Ramp"]
 
@@ -17,7 +19,7 @@ Rate = Annotated[float, Field(ge=1e-9, le=1e9)]
 _LEAST_PER_BURST = 1e-3  # requests: rarer ones are looked for in vain
 
 
-class _Process(BaseModel):
+class _Process(PlainNumbers):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 

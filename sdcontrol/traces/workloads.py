@@ -19,10 +19,11 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from sdcontrol.errors import ConfigError
 from sdcontrol.outcomes import ArmOutcomes
+from sdcontrol.plain_numbers import PlainNumbers
 from sdcontrol.traces.acceptance_process import AcceptanceProcess
 from sdcontrol.traces.arrivals import Arrivals
 from sdcontrol.traces.workload import SimulatedRequest, Workload
@@ -42,7 +43,7 @@ __all__ = [
 _MOST_TOKENS = 1 << 24
 
 
-class _Config(BaseModel):
+class _Config(PlainNumbers):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
