@@ -112,9 +112,9 @@ def check_observation(one: "Observation") -> None:
 
 
 def _check_lengths(one: "Observation") -> None:
-    num_requests = len(one.view.requests)
-    columns = one.plan.choices, one.drafted, one.proposed, one.accepted, one.emitted
     try:
+        num_requests = len(one.view.requests)
+        columns = one.plan.choices, one.drafted, one.proposed, one.accepted, one.emitted
         if {*map(len, columns), *map(len, one.shadow.values())} == {num_requests}:
             return
         names = "plan", *_COUNTED, *one.shadow

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Observation, Plan, Timing
-from sdcontrol.errors import TraceError
+from sdcontrol.errors import ObservationError, TraceError
 from sdcontrol.estimators.shapes import SHAPES
 from sdcontrol.traces import writer as writer_module
 from sdcontrol.traces.header import read_header, write_header
@@ -333,6 +333,22 @@ def test_token_ids_are_kept_only_where_asked_for(tmp_path: Path) -> None:
         (record,) = Trace(path).requests()
         assert record.prompt_ids == ((1, 2) if keep else None)
         assert record.output_ids == ((4, 5) if keep else None)
+
+
+def test_a_step_that_cannot_have_come_about_is_refused_and_can_be_told_again(
+    tmp_path: Path,
+) -> None:
+    with Recorder(Controller("goodput", clock=None), tmp_path / "t") as recorder:
+        view = view_of(0)
+        plan = recorder.plan(view)
+        zeros = (0,) * len(view.requests)
+        right = Observation(view, plan, zeros, zeros, zeros, zeros, Timing())
+        for wrong in ({"accepted": (9,) * len(zeros)}, {"emitted": ()}, {"timing": None}):
+            with pytest.raises(ObservationError):
+                recorder.observe(replace(right, **wrong))
+        recorder.observe(right)
+    (step,) = Trace(tmp_path / "t").steps()
+    assert (step.observation, step.planned) == (right, plan)
 
 
 def test_faults_that_nobody_collected_are_recorded(tmp_path: Path) -> None:

@@ -196,6 +196,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "parts of tokens": ({"accepted": (1.5, 0)}, "accepted of request 'r0' is 1.5"),
     "no number": ({"accepted": (None, 0)}, "accepted of request 'r0' is None"),
     "an array": ({"accepted": np.array([0, 0])}, "accepted is of type ndarray.*tolist"),
+    "no plan": ({"plan": None}, "give one entry per request"),
+    "no view": ({"view": None}, "give one entry per request"),
     "no column": ({"emitted": None}, "give one entry per request"),
     "too few": ({"emitted": (1,)}, "1 entries in emitted for 2 requests"),
     "no seconds": ({"timing": Timing(None)}, "give floats"),  # type: ignore[arg-type]

@@ -170,7 +170,11 @@ class Recorder:
         return refined
 
     def observe(self, observation: Observation) -> None:
-        """Tell the planner, and write it down. Faults that nobody collected are added."""
+        """Tell the planner, and write it down. Faults that nobody collected are added.
+
+        Raises `ObservationError` for what cannot have come about; the step can be told again.
+        """
+        observation.check()
         uncollected = self.take_faults()
         if uncollected:
             observation = replace(observation, faults=(*observation.faults, *uncollected))
