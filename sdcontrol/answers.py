@@ -3,11 +3,11 @@
 Knows plans and views; nothing of policies, faults or what is believed.
 """
 
-from sdcontrol.core import BatchView, Choice, Plan
+from sdcontrol.core import BatchView, Choice, Confidence, Plan
 from sdcontrol.errors import PlanError
 from sdcontrol.refusals import check_choices
 
-__all__ = ["check_plan", "check_shorter", "plain"]
+__all__ = ["check_confidence", "check_plan", "check_shorter", "plain"]
 
 
 def plain(view: BatchView, fault: str) -> Plan:
@@ -20,6 +20,16 @@ def check_plan(plan: Plan, view: BatchView) -> None:
     if not isinstance(plan, Plan):
         raise PlanError(f"policy returned {type(plan).__name__}; return a Plan")
     plan.check(view)
+
+
+def check_confidence(confidence: Confidence, plan: Plan, view: BatchView) -> None:
+    """Raise `PlanError` where these are not the confidences in drafts of `plan`, for `view`."""
+    rows, choices, num_requests = len(confidence), len(plan.choices), len(view.requests)
+    if not rows == choices == num_requests:
+        raise PlanError(
+            f"confidence of {rows} requests and a plan of {choices} choices for {num_requests} requests; "
+            "give one entry per request of the view, in its order, () where nothing was drafted"
+        )
 
 
 def check_shorter(shorter: Plan, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from sdcontrol.answers import check_plan, check_shorter, plain
+from sdcontrol.answers import check_confidence, check_plan, check_shorter, plain
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
@@ -214,11 +214,12 @@ class Controller:
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
         """Shorten after (a round of) drafting; never lengthens, only drops suffixes.
 
-        The policy's `refine` sees a belief whose survival is already given `confidence`.
+        The policy's `refine` sees survival given `confidence`; `PlanError` unless that has a row per request.
         """
         refine = getattr(self.policy, "refine", None)
         if refine is None or not self.heeds(plan):
             return plan
+        check_confidence(confidence, plan, view)
         started = self._faults.now()
         try:
             belief = self._belief(view)
@@ -245,8 +246,7 @@ class Controller:
         self._believed = None
         noted: Sequence[Observation] = (observation,)
         if self.learns:  # as much as there is time for, which may be nothing
-            may_repeat = self._may_stand(observation)
-            noted = self._lessons.observe(observation, may_repeat=may_repeat)
+            noted = self._lessons.observe(observation, may_repeat=self._may_stand(observation))
         for one in noted:
             self._update_policy(one)
 

@@ -21,6 +21,7 @@ _REFINE_FAULTS = ("refine_raised", "refine_stalled", "refine_impossible")
 _FAULTS = (*PLAN_FAULTS, *_REFINE_FAULTS, "update_raised", "update_stalled")
 _MOST_FAULTS = 3  # within `_FAULT_STEPS`, before a policy is replaced
 _FAULT_STEPS = 200
+_MOST_PENDING = 64  # faults that nobody collects or observes, of which more say nothing new
 
 
 def checked_budget(seconds: float) -> float:
@@ -59,6 +60,8 @@ class PolicyFaults:
     def note(self, view: BatchView, kind: str, error: Exception) -> None:
         """A fault happened in the step of `view`. Raises what was no fault but an interrupt."""
         raise_interrupt(error)
+        if len(self._pending) >= _MOST_PENDING:
+            return
         self._pending.append(f"{kind}: {type(error).__name__}: {error}")
         _log.warning(
             "policy_faulted", policy=self._name, fault=kind, error=str(error), step=view.step

@@ -26,7 +26,7 @@ from sdcontrol.core import (
     Timing,
     family_of,
 )
-from sdcontrol.errors import ConfigError
+from sdcontrol.errors import ConfigError, PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator, Survival
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.policies.base import Policy
@@ -363,6 +363,14 @@ def test_faults_that_nobody_collected_count_too() -> None:
     assert controller.is_quarantined
 
 
+def test_faults_of_steps_that_nobody_observes_fill_neither_memory_nor_log() -> None:
+    controller = Controller(Scripted(raising))
+    with capture_logs() as events:
+        for step in range(1000):
+            assert controller.plan(view_of(step)).is_off
+    assert len(controller.take_faults()) == len(events) == 64
+
+
 def test_a_policy_that_cannot_learn_is_a_fault_of_its_own() -> None:
     class Stubborn(Scripted):
         def update(self, observation: Observation) -> None:
@@ -437,6 +445,20 @@ def show_confidence(controller: Controller, first_step: int) -> None:
         controller.observe(
             Observation(view, plan, (1,), (1,), (right,), (right + 1,), timing, confidence=(sure,))
         )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_confidences_of_more_or_fewer_requests_are_refused_and_are_no_fault(rows: int) -> None:
+    """Compiled code would read beyond their end."""
+    controller = Controller(Refining(lambda view, plan, confidence, belief: plan))
+    view, confidence = view_of(0), ((0.5,),) * 4
+    plan = controller.plan(view)
+    with pytest.raises(PlanError, match=f"of {rows} requests and a plan of 4 choices for 4"):
+        controller.refine(view, plan, ((0.5,),) * rows)
+    with pytest.raises(PlanError, match=f"of 4 requests and a plan of {rows} choices for 4"):
+        controller.refine(view, Plan((Choice.of("ngram", 1),) * rows), confidence)
+    assert controller.refine(view, plan, confidence) == plan
+    assert controller.take_faults() == ()
 
 
 def test_refinement_sees_survival_given_confidence() -> None:
