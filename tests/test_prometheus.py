@@ -1,5 +1,6 @@
 """What a scrape shows after steps were observed."""
 
+import copy
 import math
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from sdcontrol.core import (
     RequestView,
     Timing,
 )
+from sdcontrol.errors import ConfigError
 from sdcontrol.estimators import hardware, shapes
 from sdcontrol.estimators.cost import Prediction
 from sdcontrol.estimators.known_machine import KnownMachine
@@ -259,6 +261,34 @@ def test_the_quarantine_of_a_drafter_is_counted_under_its_name() -> None:
     scrape.exporter.observe(observed((None, 0, 0, 0), faults=faults))
     assert scrape("quarantines_total", subject="ngram") == 1
     assert scrape("faults_total", kind="planner_failed_to_plan") == 1
+
+
+def test_the_name_of_a_drafter_may_have_spaces() -> None:
+    scrape = Scrape()
+    faults = ("drafter my small model quarantined: ValueError: it raised",)
+    scrape.exporter.observe(observed((None, 0, 0, 0), faults=faults))
+    assert scrape("quarantines_total", subject="my small model") == 1
+    assert scrape("faults_total", kind="drafter_quarantined") == 1
+
+
+def test_names_that_a_registry_has_are_refused() -> None:
+    scrape = Scrape()
+    with pytest.raises(ConfigError, match=r"'sdcontrol' cannot be registered: .*another namespace"):
+        PrometheusExporter(scrape.registry)
+    PrometheusExporter(scrape.registry, namespace="second")
+
+
+def test_a_target_that_cannot_be_priced_takes_no_names() -> None:
+    registry = CollectorRegistry()
+    alone = replace(hardware.by_name("H100"), link_bytes_per_second=0.0)
+    with pytest.raises(ConfigError, match="link"):
+        PrometheusExporter(registry, target=Forward(shapes.by_name("llama-3.1-8b"), alone, 2))
+    assert PrometheusExporter(registry)
+
+
+def test_a_counted_planner_can_be_copied() -> None:
+    planner = Scrape().exporter.wrap(Controller("off"))
+    assert copy.copy(planner).wrapped is planner.wrapped  # type: ignore[attr-defined]
 
 
 def test_the_exporter_needs_no_torch() -> None:

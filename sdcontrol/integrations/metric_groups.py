@@ -174,12 +174,13 @@ class FaultMetrics:
     def observe(self, observation: Observation) -> None:
         """Count the faults recorded with the step."""
         for fault in observation.faults:
-            words = fault.partition(":")[0].split()
-            if words[:1] == ["drafter"] and words[-1] == "quarantined":
-                self._quarantines.labels(words[1]).inc()
+            what = fault.partition(":")[0]
+            if what.startswith("drafter ") and what.endswith(" quarantined"):
+                family = what.removeprefix("drafter ").removesuffix(" quarantined")
+                self._quarantines.labels(family).inc()
                 self._faults.labels("drafter_quarantined").inc()
             else:
-                self._faults.labels("_".join(words[:4])).inc()
+                self._faults.labels("_".join(what.split()[:4])).inc()
 
     def observe_planner(self, planner: object) -> None:
         """Whether a controller has given its policy up; of several, whether any has."""
@@ -198,7 +199,6 @@ class IntensityMetrics:
     """How far the target's forwards are from the ridge of the machine."""
 
     def __init__(self, registry: CollectorRegistry, namespace: str, target: Forward) -> None:
-        target.profile(1, 1, 1)  # what cannot be priced is said now, not to whoever scrapes
         self._target = target
         self._latest: Observation | None = None
         intensity = Gauge(

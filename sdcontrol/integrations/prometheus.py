@@ -17,6 +17,7 @@ Needs `prometheus_client`: `pip install sdcontrol[metrics]`.
 from typing import cast
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
+from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.cost import Prediction
 from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.estimators.roofline import Forward
@@ -41,7 +42,8 @@ class PrometheusExporter:
     `target`, the model on its machine, adds the arithmetic intensity of steps; a wrapped controller that
     knows both, as on a GPU of the hardware table, says so of its own. Several planners may share an exporter:
     counters and histograms add them up, gauges tell of the one that stepped last.
-    Two exporters of one registry need different namespaces: the registry refuses names that it has.
+    Two exporters of one registry need different namespaces. Raises `ConfigError` for names that the registry
+    has, and for a `target` that cannot be priced.
     """
 
     def __init__(
@@ -51,10 +53,18 @@ class PrometheusExporter:
         namespace: str = "sdcontrol",
         target: Forward | None = None,
     ) -> None:
+        if target is not None:
+            target.profile(1, 1, 1)  # said now, not to whoever scrapes, nor once names are taken
         self._registry, self._namespace = registry, namespace
-        self._decoding = DecodingMetrics(registry, namespace)
-        self._time = TimeMetrics(registry, namespace)
-        self._faults = FaultMetrics(registry, namespace)
+        try:
+            self._decoding = DecodingMetrics(registry, namespace)
+            self._time = TimeMetrics(registry, namespace)
+            self._faults = FaultMetrics(registry, namespace)
+        except ValueError as error:
+            raise ConfigError(
+                f"metrics of namespace {namespace!r} cannot be registered: {error}; give another "
+                "namespace, or a registry of its own"
+            ) from error
         self._intensity = None if target is None else IntensityMetrics(registry, namespace, target)
 
     def observe(self, observation: Observation, prediction: Prediction | None = None) -> None:
@@ -95,6 +105,8 @@ class _Counted:
         return self._planner
 
     def __getattr__(self, name: str) -> object:
+        if name == "_planner":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._planner, name)
 
     def plan(self, view: BatchView) -> Plan:
