@@ -7,10 +7,13 @@ import importlib
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
+from functools import partial
+from multiprocessing import active_children, connection, get_context, parent_process
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
@@ -54,9 +57,12 @@ def _on_cores(
     function: Callable[[_Job], _Result], jobs: Sequence[_Job], workers: int
 ) -> Iterator[tuple[int, _Result]]:
     others = set(active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    context = get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
     try:
-        places = {pool.submit(function, job): place for place, job in enumerate(jobs)}
+        with _interrupts(signal.SIG_BLOCK):  # workers begin like this
+            run = partial(_run, function)
+            places = {pool.submit(run, job): place for place, job in enumerate(jobs)}
         for done in as_completed(places):
             yield places[done], done.result()
     except (KeyboardInterrupt, GeneratorExit):
@@ -66,11 +72,43 @@ def _on_cores(
         pool.shutdown(cancel_futures=True)
 
 
+def _run(function: Callable[[_Job], _Result], job: _Job) -> _Result:
+    """In a worker: an interrupt counts while a job runs. Elsewhere nobody would handle it."""
+    with _interrupts(signal.SIG_UNBLOCK):
+        return function(job)
+
+
+@contextmanager
+def _interrupts(how: int) -> Iterator[None]:
+    """Let interrupts wait meanwhile, or let them come."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(how, {signal.SIGINT})  # one that has waited may come at once
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the process ends that began it, which may have no time to say so."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch(sentinel: int) -> None:
+        connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
+
+
 def _interrupt(futures: "Iterable[Future[_Result]]", workers: Iterable[BaseProcess]) -> None:
-    """End what runs on. A terminal's Ctrl-C reaches workers too; this is for one that did not."""
+    """End what runs on. A terminal's Ctrl-C reaches workers too; this is for one that did not.
+
+    Again and again, as a worker that ends a job may have been handed the next one before.
+    """
     for future in futures:
         future.cancel()
-    if wait(futures, timeout=_GRACE_SECONDS).not_done:
+    while wait(futures, timeout=_GRACE_SECONDS).not_done:
         for worker in workers:
             if worker.pid is not None and worker.is_alive():
                 os.kill(worker.pid, signal.SIGINT)
