@@ -145,6 +145,20 @@ def test_noise_where_needed_gives_what_noise_everywhere_gives(
     assert torch.equal(gumbel_argmax(scores, seeds, positions, TARGET), expected)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5, 1e-6])
+def test_at_any_low_temperature_the_noise_is_looked_for_where_it_could_win(
+    temperature: float,
+) -> None:
+    """Scores so large that float32 cannot tell them from themselves with noise added."""
+    num = 4000
+    scores = (torch.tensor([3.0, 12.3, 5.0, 12.2, -20.0]) / temperature).expand(num, -1)
+    positions = list(range(num))
+    keys = row_keys(torch.zeros(num, dtype=torch.int64), torch.tensor(positions), TARGET)
+    expected = dense_gumbel_argmax(scores, keys)
+    assert torch.equal(gumbel_argmax(scores, [0] * num, positions, TARGET), expected)
+    assert expected.bincount().tolist() == [0, num]
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_without_a_finite_largest_score_cannot_be_sampled(bad: float) -> None:
     scores = torch.zeros(2, 8)

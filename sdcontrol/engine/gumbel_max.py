@@ -76,12 +76,14 @@ def _could_win(scores: Tensor, keys: Tensor) -> Tensor:
 
     With v the uniform number, gumbel = -log(-log(1 - v)) <= -log(v). So an entry that reaches what
     the row's largest score has with its own noise, `reached`, has v <= exp(score - reached). That
-    test needs neither logarithm and no float64.
+    test needs neither logarithm and no float64. The largest score is taken off first: a low
+    temperature makes scores so large that float32 has no digits left for the noise.
     """
     top = greedy_argmax(scores)[:, None]
-    reached = gumbel_of_keys(keys[:, None], top) + scores.gather(1, top)
+    noise = gumbel_of_keys(keys[:, None], top).float()
     bits = _hash_rows(keys, scores.shape[1])
-    most = (scores - reached.float()).exp_().mul_(_SLACK * 2.0**52).add_(1.0)
+    behind = scores - scores.gather(1, top)
+    most = behind.sub_(noise).exp_().mul_(_SLACK * 2.0**52).add_(1.0)
     return bits.float() <= most
 
 
