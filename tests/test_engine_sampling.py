@@ -21,7 +21,7 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from sdcontrol.core import BatchView, Plan
+from sdcontrol.core import BatchView, Choice, Confidence, Plan
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.generation import Decoding
 from sdcontrol.engine.loop import Engine
@@ -240,6 +240,28 @@ def test_texts_of_a_sampling_draft_model_follow_the_exact_law(verification: str)
     counts, rate = drafted_by_model(verification)
     assert p_value(counts, exact_law(False)) > 1e-3
     assert 0 < rate < 1
+
+
+class AllOrNothing(ForcedPlanner):
+    """Drops a whole draft if the drafter is not sure of its second token."""
+
+    def __init__(self, *, between_rounds: bool) -> None:
+        super().__init__(arm="draft_model", num_draft_tokens=2)
+        self.refines_between_rounds = between_rounds
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        pairs = zip(plan.choices, confidence, strict=True)
+        return Plan(tuple(Choice.off() if min(c[1:], default=1) < 0.6 else p for p, c in pairs))
+
+
+@pytest.mark.parametrize("between_rounds", [False, True])
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_dropping_drafts_for_what_followed_them_does_not_change_the_law(
+    verification: str, between_rounds: bool
+) -> None:
+    """The confidence of a second token says something of the first, which was drawn."""
+    counts = sample_texts(verification, AllOrNothing(between_rounds=between_rounds), False)
+    assert p_value(counts, exact_law(False)) > 1e-3
 
 
 @cache

@@ -274,12 +274,15 @@ class _Session:
         return Drafts(tuple(drafts), drafted, confidence, seconds)
 
     def _shorten(self) -> None:
-        """Ask the planner; a longer answer than the plan's counts as the plan's."""
+        """Ask the planner; a longer answer than the plan's counts as the plan's.
+
+        Tokens that were drawn, and hang together with what is known since, stay: `Draft.num_settled`.
+        """
         assert self._refine is not None
         confidence = self._confidence() or ((),) * len(self._drafts)
         refined = self._refine(self._view, self._plan, confidence)
-        pairs = zip(self._limits, refined.choices, strict=True)
-        self._limits = [min(limit, choice.num_draft_tokens) for limit, choice in pairs]
+        rows = zip(self._limits, refined.choices, self._drafts, strict=True)
+        self._limits = [min(n, max(c.num_draft_tokens, d.num_settled)) for n, c, d in rows]
 
     def _confidence(self) -> Confidence | None:
         rows = tuple([draft.confidence for draft in self._drafts])

@@ -35,7 +35,7 @@ class Draft(NamedTuple):
 
     `confidence[i]`, in [0, 1], is the drafter's own belief that node `i` is accepted if its parent
     is. `distribution` is `[nodes, vocab]`, the law that each token was drawn from; None: the token
-    was chosen without chance.
+    was chosen without chance. With one, a node's confidence must not depend on what was drawn there.
     """
 
     tokens: tuple[int, ...] = ()
@@ -56,6 +56,16 @@ class Draft(NamedTuple):
     def is_chain(self) -> bool:
         """Whether every node follows the one before it."""
         return tuple(self.parents) == _chain(len(self.parents))
+
+    @property
+    def num_settled(self) -> int:
+        """How many nodes must be verified once so many are drafted.
+
+        Of drawn ones all but the last. The confidence of a node depends on the tokens above it: who
+        drops one of those by it keeps some tokens more often than others, and the text no longer
+        follows the target's law.
+        """
+        return 0 if self.distribution is None else len(self.tokens) - 1
 
     def truncated(self, num_nodes: int) -> "Draft":
         """The first `num_nodes` nodes."""
