@@ -45,10 +45,8 @@ def _asked(cost: Cost, what: str, *arguments: object) -> FloatArray:
     shape = next(one.shape for one in arguments if isinstance(one, np.ndarray))
     try:
         answer = np.array(getattr(cost, what)(*arguments), np.float64)
-        if answer.shape != shape:
-            answer = np.broadcast_to(
-                answer, shape
-            ).copy()  # which takes six times as long as all else
+        if answer.shape != shape:  # broadcasting takes six times as long as all else
+            answer = np.broadcast_to(answer, shape).copy()
     except (TypeError, ValueError) as error:
         raise PlanError(
             f"{what} of {type(cost).__name__}, asked for an array of {shape[0]}: {error}; take arrays "
