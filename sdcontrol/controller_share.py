@@ -9,7 +9,7 @@ __all__ = ["ControllerShare"]
 
 _WEIGHS, _NEGLIGIBLE, _HEAVY = 0.02, 0.0125, 0.02  # of a step
 _RATE = 0.1
-_FIRST_STEPS = 32  # in which much is fetched for the first time, and all is news
+_FIRST_STEPS = 32  # in which much is fetched for the first time
 
 # What a step counts for at most: what is fetched once, or waited, says little of the next ones.
 _MOST = 0.05
@@ -21,8 +21,8 @@ class ControllerShare:
     def __init__(self) -> None:
         self._share, self._steps = 0.0, 0
         self.weighs = False
-        """Whether it is so large that work is better put off; never in the first steps. What is put off makes
-        it smaller: it weighs until it would not even if nothing were put off."""
+        """Whether it is so large that work is better put off. What is put off makes it smaller: after the
+        first steps it weighs until it would not even if nothing were put off."""
         self.is_heavy = False
         """Whether it is more than may be added to: less is urgent then."""
 
@@ -34,6 +34,6 @@ class ControllerShare:
             return
         self._share += _RATE * (min(share, _MOST) - self._share)
         self._steps += 1
-        least = _NEGLIGIBLE if self.weighs else _WEIGHS
-        self.weighs = self._steps >= _FIRST_STEPS and self._share > least
+        stays = self.weighs and self._steps > _FIRST_STEPS
         self.is_heavy = self._share > _HEAVY
+        self.weighs = self._share > (_NEGLIGIBLE if stays else _WEIGHS)

@@ -23,6 +23,7 @@ Part = Literal["read outcomes", "learn outcomes", "judge costs", "learn forwards
 OUTCOMES: tuple[Part, ...] = ("read outcomes", "learn outcomes")
 COSTS: tuple[Part, ...] = ("judge costs", "learn forwards", "learn rounds")
 
+_FIRST_STEPS = 32  # of a controller, each of which is news
 _MOST_NEWS = 8  # observations that wait, the last one included
 _MOST_WAITING = 16  # the same, with those that are no news
 _MOST_ROWS = 32  # requests of all of them together
@@ -75,8 +76,8 @@ class Waiting:
 
     @property
     def puts_off(self) -> bool:
-        """Whether the controller's time weighs."""
-        return self._share.weighs
+        """Whether the controller's time weighs, once it has seen enough."""
+        return self._share.weighs and self._steps >= _FIRST_STEPS
 
     @property
     def came(self) -> Set[str]:
