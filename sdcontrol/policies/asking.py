@@ -31,18 +31,17 @@ def verify_seconds(
 
     Raises `PlanError` for a cost that cannot take an array, or whose answer does not fit it.
     """
-    return _asked(cost, "verify_seconds", num_tokens, kv_tokens, num_requests)
+    return _asked(cost, "verify_seconds", num_tokens.shape, num_tokens, kv_tokens, num_requests)
 
 
 def draft_seconds(
     cost: Cost, family: str, num_requests: FloatArray, kv_tokens: FloatArray
 ) -> FloatArray:
     """One round for each of `num_requests`; a new array of their shape. Errors as above."""
-    return _asked(cost, "draft_seconds", family, num_requests, kv_tokens)
+    return _asked(cost, "draft_seconds", num_requests.shape, family, num_requests, kv_tokens)
 
 
-def _asked(cost: Cost, what: str, *arguments: object) -> FloatArray:
-    shape = next(one.shape for one in arguments if isinstance(one, np.ndarray))
+def _asked(cost: Cost, what: str, shape: tuple[int, ...], *arguments: object) -> FloatArray:
     try:
         answer = np.array(getattr(cost, what)(*arguments), np.float64)
         if answer.shape != shape:  # broadcasting takes six times as long as all else

@@ -157,12 +157,16 @@ def _open_by_trial(
     if caps[0] >= 0:
         fill(worth, verify, caps, best_length)
         return
-    tried, length, best = np.zeros_like(caps), np.zeros_like(best_length), 0.0
+    tried, before, best = np.zeros_like(caps), np.full_like(caps, -1), 0.0
+    length = np.zeros_like(best_length)
     caps[:] = 0
     prices = min(_PRICES, _PRICED_REQUESTS // len(best_length) + 1)
     for k in range(prices):
         reach = _reaches(worth, (k + 0.5) / prices)
         _ascend_afresh(reach, shared, tried)
+        if np.array_equal(tried, before):  # the price is not asked for again
+            continue
+        before[:] = tried
         value = fill(worth, verify, tried, length)[0] - _paid(shared, tried)
         if value > best:
             best, caps[:], best_length[:] = value, tried, length
