@@ -62,7 +62,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One decoding request, as a policy sees it. `ConfigError` for drafters or hints that are none."""
+    """One decoding request, as a policy sees it. `ConfigError` for counts, drafters or hints that are none."""
 
     id: str
     context_tokens: int  # tokens in the KV cache once this step has run without drafts
@@ -73,18 +73,15 @@ class RequestView:
     hints: Mapping[str, Hint] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if type(self.drafters) is not tuple or self.hints is None:
-            object.__setattr__(
-                self, "drafters", refusals.menu_of(self.id, self.drafters, self.hints)
-            )
-        for hint in self.hints.values():
-            if type(hint) is not Hint:
-                refusals.refuse_hints(self.id, self.hints)
+        refusals.check_request(self, Hint)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """The decoding requests of one step, in the order that plans and observations follow."""
+    """The decoding requests of one step, in the order that plans and observations follow.
+
+    `ConfigError` for requests that are none, or counts that are no whole numbers.
+    """
 
     step: int
     requests: tuple[RequestView, ...]
@@ -93,6 +90,9 @@ class BatchView:
     others_wait: bool = False  # for the places of those that end; False: none does, or nobody knows
     _columns: object = field(default=None, init=False, repr=False, compare=False)  # see `columns`
     _ids: object = field(default=None, init=False, repr=False, compare=False)  # the same
+
+    def __post_init__(self) -> None:
+        refusals.check_view(self, RequestView)
 
 
 @dataclass(frozen=True, slots=True)

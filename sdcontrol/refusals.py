@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Never
 from sdcontrol.errors import ConfigError, ObservationError, PlanError
 
 if TYPE_CHECKING:
-    from sdcontrol.core import Choice, Hint, Observation, RequestView
+    from sdcontrol.core import BatchView, Choice, Hint, Observation, RequestView
 
 __all__ = [
     "check_choices",
     "check_observation",
-    "menu_of",
+    "check_request",
+    "check_view",
     "refuse_choice",
     "refuse_hint",
-    "refuse_hints",
     "whole_tokens",
 ]
 
 _COUNTED = ("drafted", "proposed", "accepted", "emitted")
+_OF_REQUEST = ("context_tokens", "generated_tokens", "remaining_tokens")
+_OF_VIEW = ("step", "free_kv_tokens", "prefill_tokens")
+_MOST = 1 << 63  # arrays count to one less
+_UNKNOWN = (None,)  # hints that are in no dict: they are looked at closely
 
 
 def whole_tokens(drafter: str | None, num_draft_tokens: object) -> int:
@@ -48,19 +52,67 @@ def refuse_choice(request: "RequestView", choice: "Choice") -> Never:
     )
 
 
-def menu_of(request_id: str, drafters: object, hints: object) -> tuple[str, ...]:
-    """What a request may use, as a tuple; `ConfigError` where that or its hints are none."""
-    if not isinstance(drafters, tuple | list):
+def check_request(one: "RequestView", kind: type["Hint"]) -> None:
+    """Make whole numbers ints and a list of drafters a tuple; `ConfigError` for anything else.
+
+    There are many requests: what is right is not looked at twice.
+    """
+    context, generated, remaining = one.context_tokens, one.generated_tokens, one.remaining_tokens
+    is_counted = type(context) is type(generated) is type(remaining) is int
+    if is_counted and context + generated + abs(remaining) < _MOST and type(one.drafters) is tuple:
+        for hint in one.hints.values() if type(one.hints) is dict else _UNKNOWN:
+            if type(hint) is not kind:
+                break
+        else:
+            return
+    for name in _OF_REQUEST:
+        _make_whole(one, name, f"{name} of request {one.id!r}")
+    object.__setattr__(one, "drafters", _menu_of(one))
+    if {*map(type, one.hints.values())} - {kind}:
         raise ConfigError(
-            f"drafters of request {request_id!r}: {drafters!r}; give a tuple of names, "
+            f"hints of request {one.id!r}: {dict(one.hints)}; each is a Hint: leave out the drafters "
+            "of which nothing is known"
+        )
+
+
+def check_view(one: "BatchView", kind: type["RequestView"]) -> None:
+    """Make whole numbers ints and a list of requests a tuple; `ConfigError` for anything else."""
+    step, free, prefill = one.step, one.free_kv_tokens, one.prefill_tokens
+    is_counted = type(step) is type(free) is type(prefill) is int
+    is_known = type(one.requests) is tuple and not {*map(type, one.requests)} - {kind}
+    if is_counted and is_known and abs(step) + abs(free) + prefill < _MOST:
+        return
+    for name in _OF_VIEW:
+        _make_whole(one, name, name)
+    if not isinstance(one.requests, tuple | list) or {*map(type, one.requests)} - {kind}:
+        raise ConfigError(
+            f"requests of step {one.step}: {one.requests!r}; give a tuple of RequestView, () where "
+            "nobody decodes"
+        )
+    object.__setattr__(one, "requests", tuple(one.requests))
+
+
+def _make_whole(one: object, name: str, what: str) -> None:
+    count = getattr(one, name)
+    if not _is_whole(count):
+        raise ConfigError(f"{what} is {count!r}; give a whole number, as int(...) makes it")
+    if not -_MOST <= index(count) < _MOST:
+        raise ConfigError(f"{what} is {count}; give less than 2**63")
+    object.__setattr__(one, name, index(count))
+
+
+def _menu_of(one: "RequestView") -> tuple[str, ...]:
+    if not isinstance(one.drafters, tuple | list):
+        raise ConfigError(
+            f"drafters of request {one.id!r}: {one.drafters!r}; give a tuple of names, "
             '("ngram",) for one and () for none'
         )
-    if not isinstance(hints, Mapping):
+    if not isinstance(one.hints, Mapping):
         raise ConfigError(
-            f"hints of request {request_id!r}: {hints!r}; give a mapping from drafters to "
+            f"hints of request {one.id!r}: {one.hints!r}; give a mapping from drafters to "
             "Hints, {} where nothing is known"
         )
-    return tuple(drafters)
+    return tuple(one.drafters)
 
 
 def check_choices(choices: object, kind: type["Choice"], num_requests: int) -> None:
@@ -77,14 +129,6 @@ def check_choices(choices: object, kind: type["Choice"], num_requests: int) -> N
 def refuse_hint(hint: "Hint") -> Never:
     """Raise that it does not count what there is to catch up."""
     raise ConfigError(f"catch_up_tokens of {hint}; give a whole number, 0 where a drafter is ready")
-
-
-def refuse_hints(request_id: str, hints: Mapping[str, object]) -> Never:
-    """Raise that some of these are no hints."""
-    raise ConfigError(
-        f"hints of request {request_id!r}: {dict(hints)}; each is a Hint: leave out the drafters "
-        "of which nothing is known"
-    )
 
 
 def check_observation(one: "Observation") -> None:

@@ -62,6 +62,7 @@ def test_whatever_else_was_taken_still_is(given: dict[str, Any], taken: object) 
         {"kind": "goodput", "probe_share": False},
         {"kind": "concurrency_schedule", "schedule": {4: True}},
         {"kind": "ema_steps", "candidates": {8: [True, 3]}},
+        {"kind": "throughput_aware", "candidates": {8: [True, 3]}},
     ],
     ids=repr,
 )

@@ -49,7 +49,8 @@ def test_every_policy_keeps_the_contract(name: str, seed: int) -> None:
 
 
 def test_all_policies_of_the_design_are_registered() -> None:
-    rivals = {"concurrency_schedule", "smartspec", "ema_steps", "budget_argmax", "heuristic"}
+    rivals = {"concurrency_schedule", "smartspec", "ema_steps", "throughput_aware"}
+    rivals |= {"budget_argmax", "heuristic"}
     ours = {"off", "static", "roofline", "goodput", "oracle"}
     assert set(policies.names()) >= rivals | ours
 

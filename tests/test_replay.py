@@ -46,6 +46,7 @@ SPECS: dict[str, object] = {
     "concurrency_schedule": {"kind": "concurrency_schedule", "drafter": "draft_model"},
     "smartspec": {"kind": "smartspec", "drafter": "draft_model"},
     "ema_steps": {"kind": "ema_steps", "drafter": "draft_model"},
+    "throughput_aware": {"kind": "throughput_aware", "drafter": "draft_model"},
     "budget_argmax": {"kind": "budget_argmax", "drafter": "draft_model"},
     "heuristic": {"kind": "heuristic", "drafter": "draft_model"},
 }

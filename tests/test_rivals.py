@@ -15,6 +15,7 @@ from sdcontrol.policies.rivals.budget_argmax import BudgetArgmax
 from sdcontrol.policies.rivals.ema_steps import EmaSteps, _moved
 from sdcontrol.policies.rivals.heuristic import Heuristic
 from sdcontrol.policies.rivals.smartspec import SmartSpec
+from sdcontrol.policies.rivals.throughput_aware import ThroughputAware, _next
 from tests.engine_support import run_checked, tiny_model
 
 ARM = "draft_model"
@@ -207,7 +208,9 @@ def test_ema_steps_rounds_with_hysteresis_downwards(mean: float, before: int, af
     assert _moved((1, 2, 3, 4, 5), before, mean) == after
 
 
-def all_accepted(policy: EmaSteps, batch: int, steps: int, share: float = 1.0) -> list[int]:
+def all_accepted(
+    policy: EmaSteps | ThroughputAware, batch: int, steps: int, share: float = 1.0
+) -> list[int]:
     """The lengths of so many steps in which that share of every draft is accepted."""
     seen = []
     view, belief = view_of(batch), belief_of(batch)
@@ -244,6 +247,82 @@ def test_ema_steps_keeps_to_the_candidates_of_the_batch_size() -> None:
     assert lengths(policy.plan(view_of(1), belief_of(1))) == [5]
     assert lengths(policy.plan(view_of(8), belief_of(8))) == [2] * 8
     assert lengths(policy.plan(view_of(99), belief_of(99))) == [2] * 99
+
+
+def test_throughput_aware_waits_for_20_batches_and_then_looks_every_5() -> None:
+    """Tokens are free up to a ridge: all are wanted as soon as every position was seen often enough."""
+    policy = ThroughputAware(ARM, {64: (1, 3, 5, 7)}, initial_tokens=3, context_tokens=128)
+    assert all_accepted(policy, 2, 50) == [3] * 20 + [7] * 30
+
+
+def test_throughput_aware_takes_the_best_score_of_its_table() -> None:
+    """Worked out by hand: 1 of 3 drafts accepted everywhere, at 1 s up to 4 tokens and 0.4 s for each more."""
+    policy = ThroughputAware(ARM, {64: (1, 3, 5, 7)}, initial_tokens=3, context_tokens=128)
+    cost, view = FreeRounds(), view_of(2)
+    for _ in range(20):
+        plan = policy.plan(view, belief_of(2, cost))
+        assert lengths(plan) == [3, 3]
+        policy.update(observed(view, plan, (3, 0)))
+    scores = policy._scores(view, ARM, (1, 3, 5, 7), belief_of(2, cost))
+    seconds = [float(cost.verify_seconds(2.0 * (1 + k), 0.0, 2)) for k in (1, 3, 5, 7)]
+    expected = [2.0 * (1 + 0.5 * k) for k in (1, 3, 5, 7)]
+    overhead = cost.overhead_seconds()
+    assert scores == pytest.approx(
+        [n / (s + overhead) for n, s in zip(expected, seconds, strict=True)]
+    )
+    assert lengths(policy.plan(view, belief_of(2, cost))) == [1, 1]
+
+
+def test_throughput_aware_stays_unless_another_length_is_a_tenth_better() -> None:
+    policy = ThroughputAware(ARM, {64: (2, 3)}, initial_tokens=2, context_tokens=128)
+    view, belief = view_of(1), belief_of(1, FreeRounds())
+    for step in range(40):  # 3 tokens a step, and 4 if it drafted one more: all of it is accepted
+        plan = policy.plan(view, belief)
+        assert lengths(plan) == [2 if step < 20 else 3]
+        policy.update(observed(view, plan, (lengths(plan)[0],)))
+    few = ThroughputAware(ARM, {64: (2, 3)}, initial_tokens=2, context_tokens=128)
+    for turn in range(40):  # a tenth of all drafts: 1.3 tokens a step instead of 1.2
+        plan = few.plan(view, belief)
+        assert lengths(plan) == [2]
+        few.update(observed(view, plan, (2 * (turn % 10 == 0),)))
+
+
+def test_throughput_aware_forgets_longer_drafts_when_it_drafts_less() -> None:
+    policy = ThroughputAware(ARM, {64: (1, 3)}, initial_tokens=3, context_tokens=128)
+    view, belief = view_of(4), belief_of(4, FreeRounds())
+    for _ in range(21):
+        plan = policy.plan(view, belief)
+        policy.update(observed(view, plan, (0,) * 4))
+    assert lengths(plan) == [1] * 4
+    assert [len(shares) for shares in policy._shares] == [20, 0, 0]
+
+
+def test_throughput_aware_keeps_to_the_candidates_of_the_batch_size() -> None:
+    """At once, by the best score; where nothing is known, by the one in the middle."""
+    rows = {2: (1, 3), 64: (5, 6, 7)}
+    policy = ThroughputAware(ARM, rows, initial_tokens=3, context_tokens=128)
+    assert lengths(policy.plan(view_of(1), belief_of(1))) == [3]
+    assert lengths(policy.plan(view_of(8), belief_of(8))) == [6] * 8
+    assert lengths(policy.plan(view_of(99), belief_of(99))) == [6] * 99
+    assert all_accepted(policy, 1, 1) == [3]
+    assert lengths(policy.plan(view_of(8), belief_of(8))) == [7] * 8
+
+
+@pytest.mark.parametrize(
+    ("shares", "after"),
+    [
+        ([], 0.0),
+        ([0.8], 0.8),
+        ([0.8, 0.4], 0.2),
+        ([0.9, 0.5, 0.1], 0.1 / 3),
+        ([0.0, 0.0], 0.0),
+        ([0.4, 0.5], 0.5),  # never more than the last
+    ],
+)
+def test_positions_that_nobody_drafted_follow_as_a_geometric_series(
+    shares: list[float], after: float
+) -> None:
+    assert _next(shares) == pytest.approx(after)
 
 
 class PerToken(ToyCost):
@@ -373,7 +452,9 @@ def test_budget_argmax_learns_what_confidence_is_worth() -> None:
     assert 0.2 < policy._survival((0.9,), 1)[0] < 0.4
 
 
-@pytest.mark.parametrize("name", ["concurrency_schedule", "smartspec", "ema_steps", "heuristic"])
+@pytest.mark.parametrize(
+    "name", ["concurrency_schedule", "smartspec", "ema_steps", "throughput_aware", "heuristic"]
+)
 def test_a_rival_without_a_named_drafter_takes_the_first_that_is_offered(name: str) -> None:
     view = view_of(2, arms=(ARM, "ngram"))
     plan = policies.build(name).plan(view, belief_of(2))

@@ -4,11 +4,13 @@ import copy
 import json
 import math
 import pickle
+import sys
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sdcontrol import policies
 from sdcontrol.answers import check_shorter
@@ -167,12 +169,45 @@ def test_without_free_slots_nobody_drafts_and_that_is_no_fault() -> None:
         ({"hints": None}, "None; give a mapping"),
         ({"hints": {"ngram": None}}, "each is a Hint"),
         ({"hints": {"ngram": 3}}, "each is a Hint"),
+        ({"context_tokens": None}, "context_tokens of request 'mine' is None; give a whole number"),
+        ({"context_tokens": "10"}, "context_tokens of request 'mine' is '10'"),
+        ({"generated_tokens": 1.5}, "generated_tokens of request 'mine' is 1.5"),
+        ({"remaining_tokens": math.nan}, "remaining_tokens of request 'mine' is nan"),
+        ({"remaining_tokens": 10**30}, r"give less than 2\*\*63"),
     ],
     ids=repr,
 )
 def test_a_request_is_refused_where_it_is_made(facts: dict[str, Any], says: str) -> None:
+    counts = {"context_tokens": 10, "generated_tokens": 1, "remaining_tokens": 10}
     with pytest.raises(ConfigError, match=says):
-        RequestView("mine", 10, 1, 10, **facts)
+        RequestView("mine", **{**counts, **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"step": 10**30}, r"step is 1000.*; give less than 2\*\*63"),
+        ({"step": None}, "step is None; give a whole number"),
+        ({"free_kv_tokens": math.inf}, "free_kv_tokens is inf; give a whole number"),
+        ({"prefill_tokens": "3"}, "prefill_tokens is '3'"),
+        ({"requests": None}, "requests of step 0: None; give a tuple of RequestView"),
+        ({"requests": ("r0",)}, "give a tuple of RequestView"),
+    ],
+    ids=repr,
+)
+def test_a_view_is_refused_where_it_is_made(facts: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        BatchView(**{"step": 0, "requests": (), "free_kv_tokens": 10, **facts})
+
+
+def test_whole_numbers_of_other_types_and_lists_of_requests_are_taken() -> None:
+    """As arrays and tensors have them; what is kept are ints and a tuple."""
+    request = RequestView("mine", np.int64(10), np.int32(1), torch.tensor(10))  # type: ignore[arg-type]
+    view = BatchView(np.int64(3), [request], sys.maxsize)  # type: ignore[arg-type]
+    assert view == BatchView(3, (RequestView("mine", 10, 1, 10),), sys.maxsize)
+    counts = request.context_tokens, request.generated_tokens, request.remaining_tokens, view.step
+    assert {*map(type, counts)} == {int}
+    assert Controller("goodput", clock=None).plan(view).is_off
 
 
 def test_a_hint_that_counts_nothing_says_zero() -> None:

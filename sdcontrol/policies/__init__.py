@@ -47,6 +47,7 @@ from sdcontrol.policies.rivals.concurrency_schedule import ConcurrencyScheduleCo
 from sdcontrol.policies.rivals.ema_steps import EmaStepsConfig
 from sdcontrol.policies.rivals.heuristic import HeuristicConfig
 from sdcontrol.policies.rivals.smartspec import SmartSpecConfig
+from sdcontrol.policies.rivals.throughput_aware import ThroughputAwareConfig
 from sdcontrol.policies.roofline import RooflineConfig
 from sdcontrol.policies.static import StaticConfig
 
@@ -70,5 +71,6 @@ register(OracleConfig)
 register(ConcurrencyScheduleConfig)
 register(SmartSpecConfig)
 register(EmaStepsConfig)
+register(ThroughputAwareConfig)
 register(BudgetArgmaxConfig)
 register(HeuristicConfig)
