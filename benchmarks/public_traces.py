@@ -49,7 +49,14 @@ FIXED = (
     *(f"static:draft_model:{tokens}" for tokens in (1, 2, 4, 8)),
     *(f"static:sparse_kv:512:{tokens}" for tokens in (2, 4, 8)),
 )
-RIVALS = ("concurrency_schedule", "smartspec", "ema_steps", "budget_argmax", "heuristic")
+RIVALS = (
+    "concurrency_schedule",
+    "smartspec",
+    "ema_steps",
+    "throughput_aware",
+    "budget_argmax",
+    "heuristic",
+)
 POLICIES = (
     "goodput",
     "roofline",

@@ -40,7 +40,14 @@ from sdcontrol.traces.replay import ReplayReport, replay_exactly
 
 __all__ = ["main", "record_with_all_drafters", "unused_families"]
 
-_ONE_DRAFTER = ("smartspec", "ema_steps", "budget_argmax", "heuristic", "concurrency_schedule")
+_ONE_DRAFTER = (
+    "smartspec",
+    "ema_steps",
+    "throughput_aware",
+    "budget_argmax",
+    "heuristic",
+    "concurrency_schedule",
+)
 _STEPS_BETWEEN_ARRIVALS = 5
 _MOST_TRIES = 5
 _LEAST_SHARE = 0.95  # of the time on the core

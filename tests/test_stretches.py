@@ -1,6 +1,7 @@
 """How many tokens a catch-up serves, where drafters take turns and where they do not."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from sdcontrol.core import BatchView, Belief, Choice, Hint, Observation, Plan, RequestView, Timing
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.posing import bolder, charged
+from sdcontrol.policies.reading import read
 from sdcontrol.policies.stretches import Stretches
+from sdcontrol.policies.tries import PRICE, PROBES
 from tests.plan_instances import DrawnCost
 
 ARMS = ("ngram", "draft_model")
@@ -55,6 +58,42 @@ def test_whoever_goes_on_has_shown_no_end() -> None:
     for step in range(200):
         ended.update(observed(step, {f"r{step}": "draft_model"}))
     assert ended.horizon == (512.0, 64.0, 1.0)  # and no request's first catch-up was seen
+
+
+def test_tries_say_how_well_and_nothing_of_how_long() -> None:
+    """They end after one step because they are tries."""
+    stretches = Stretches(64)
+    for step in range(100):
+        one = observed(step, {"r": "draft_model"}, lag=800)
+        words = f"goodput{PROBES}draft_model{PRICE}0.001 s"
+        stretches.update(replace(one, plan=Plan(one.plan.choices, words)))
+        stretches.update(observed(step, {"r": None}, lag=800))
+    assert stretches.horizon == (512.0, 64.0, 1.0)
+
+
+def test_what_is_hoped_of_catch_ups_is_what_they_are_charged_once_it_is_known() -> None:
+    """512 tokens instead of 64, of requests with as many to go; those with fewer have less to hope for."""
+    hints = {"draft_model": Hint(catch_up_tokens=900)}
+    arms = ("draft_model",)
+    survival = {"draft_model": np.full((3, 2), 0.5)}
+    cost = DrawnCost(
+        "linear", 1.0, 0.01, 1, 0.0, {"draft_model": (0.1, 0.0, 0.0)}, per_catch_up_token=0.01
+    )
+
+    def hoped(*remaining: int) -> float:
+        stretches = Stretches(64)
+        requests = tuple(
+            RequestView(str(r), 900, 1, left, 0.0, arms, hints) for r, left in enumerate(remaining)
+        )
+        view = BatchView(0, requests, 10_000)
+        problem = read(view, Belief(survival, cost), stretches.horizon)
+        assert problem is not None
+        return stretches.hoped(view, problem, 0)
+
+    assert hoped(2000, 2000, 2000) == pytest.approx(
+        (1 / 512 + 1 / 512 + 1 / 1800) / (1 / 512 + 2 / 64)
+    )
+    assert hoped(80, 80, 80) == pytest.approx(3 * (1 / 72) / (1 / 72 + 2 / 64))
 
 
 def test_long_stretches_and_none_at_all_stay_within_the_setting() -> None:
@@ -140,7 +179,7 @@ def test_turns_and_first_catch_ups_that_do_not_pay_are_taken_no_more() -> None:
     ("lag", "remaining", "share", "served"),
     [
         (8000, 2000, 1.0, 512.0),  # its prompt: serves all that is to come
-        (8000, 300, 0.5, 150.0),
+        (8000, 300, 0.5, 135.0),  # a tenth less, since it cannot be taken back
         (40, 2000, 1.0, 30.0),  # after others drafted: serves a stretch
         (40, 20, 1.0, 20.0),
     ],
@@ -154,11 +193,11 @@ def test_a_catch_up_is_charged_to_the_tokens_that_it_serves(
 
 
 def test_until_it_is_known_what_comes_of_it_one_request_catches_up_first() -> None:
-    """That with most to go; once 192 tokens came of it, all of them may."""
+    """That with most to go; once 12 tokens came of it, all of them may."""
     stretches = Stretches(64)
     assert bolder(stretches.horizon, True)[0] == 512.0
     assert bolder(stretches.horizon, False)[0] == 64.0
-    for step in range(96):
+    for step in range(6):
         assert stretches.horizon[0] == 64.0
         stretches.update(observed(step, {"r": "draft_model"}, lag=800 if not step else 1))
     assert bolder(stretches.horizon, False)[0] == 512.0

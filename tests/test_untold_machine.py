@@ -146,8 +146,41 @@ def _always(view: BatchView, arm: str, num_draft_tokens: int) -> Plan:
             ),
             0.95,
         ),
+        # The same for more requests, whose rounds pay only together: nobody would go first.
+        (
+            Loop(
+                8,
+                lambda n: 1e-2 + 2e-4 * n,
+                {"model": 0.8},
+                {"model": 1e-3},
+                2000,
+                (200, 400),
+                2e-5,
+            ),
+            0.88,
+        ),
+        (
+            Loop(
+                8,
+                lambda n: 2e-2 + 2e-4 * n,
+                {"model": 0.8},
+                {"model": 2e-3},
+                8000,
+                (200, 600),
+                1e-5,
+            ),
+            0.85,
+        ),
     ],
-    ids=["flat", "flat and hard", "dear", "small model", "long prompts"],
+    ids=[
+        "flat",
+        "flat and hard",
+        "dear",
+        "small model",
+        "long prompts",
+        "prompts of a batch",
+        "long prompts of a batch",
+    ],
 )
 def test_little_is_lost_to_the_best_fixed_setting(loop: Loop, least: float) -> None:
     """All of 900 steps, learning included."""

@@ -16,6 +16,7 @@ from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.estimators import hardware as hardware_table
 from sdcontrol.estimators import shapes as shape_table
 from sdcontrol.estimators.calibration import PlainStep, read_plain_steps
+from sdcontrol.estimators.config_numbers import MOST
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.machine_profile import LEAST_STEPS, MachineProfile, read_profile
 from sdcontrol.estimators.shapes import ModelShape
@@ -24,7 +25,6 @@ __all__ = ["ASSUMED_RATES", "acceptance_rates", "find_machine", "find_shape", "p
 
 _BUNDLED = "bundled"
 _LEAST_SECONDS = 1e-9  # of a step
-_MOST = 10**9  # requests, tokens
 _SPARSE = re.compile(r"sparse_kv:[1-9][0-9]{0,8}(:scored)?")
 ASSUMED_RATES = {"ngram": 0.3, "sparse_kv:512": 0.8, "draft_model": 0.7}
 """Acceptance rates where none are given; a report says so."""
@@ -108,10 +108,10 @@ def plain_steps(given: str | None) -> list[PlainStep]:
             f"{given} has {len(steps)} different plain steps; give at least {LEAST_STEPS}"
         )
     for step in steps:
-        if step.seconds < _LEAST_SECONDS or max(step.batch_size, step.context_tokens) > _MOST:
+        if step.seconds < _LEAST_SECONDS or max(step.batch_size, step.context_tokens) > MOST:
             raise ConfigError(
                 f"{given} has a step of {step.batch_size:.3g} requests of {step.context_tokens:.3g} "
-                f"tokens in {step.seconds:.3g} s; give at most {_MOST:.0e} and at least {_LEAST_SECONDS} s"
+                f"tokens in {step.seconds:.3g} s; give at most {MOST:.0e} and at least {_LEAST_SECONDS} s"
             )
     return steps
 

@@ -22,6 +22,7 @@ from sdcontrol.cli.files import check_writable, write_json
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.advice import DrafterSpec, Situation, advise
 from sdcontrol.estimators.calibration import PlainStep, fit
+from sdcontrol.estimators.config_numbers import MOST
 from sdcontrol.estimators.machine_profile import (
     LEAST_STEPS,
     MachineProfile,
@@ -36,7 +37,6 @@ from sdcontrol.estimators.storage import DTYPE_BYTES
 __all__ = ["add_advise"]
 
 _DESCRIPTION = "Predict what speculation brings for a model on a machine; needs neither."
-_MOST = 10**9  # requests, tokens
 _MOST_DRAFT_TOKENS = 1000
 _MODEL = "a common model's name, a config.json or its folder, or bundled"
 _EPILOG = (
@@ -130,7 +130,7 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _check_count(name: str, value: int, most: int = _MOST) -> None:
+def _check_count(name: str, value: int, most: int = MOST) -> None:
     if value < 1:
         raise ConfigError(f"{_option(name)} is {value}; give at least 1")
     if value > most:

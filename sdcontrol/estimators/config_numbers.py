@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from sdcontrol.errors import ConfigError
 
-__all__ = ["needed_number", "whole_number"]
+__all__ = ["MOST", "needed_number", "whole_number"]
 
-_MOST = 10**9  # of anything that is counted
+MOST = 10**9
+"""Of anything that a model, a machine or a load is counted in: more is a slip of the pen."""
 
 
 def whole_number(config: Mapping[str, object], *names: str) -> int | None:
@@ -29,13 +30,13 @@ def whole_number(config: Mapping[str, object], *names: str) -> int | None:
                 )
             value = value[0]
         if isinstance(value, int) and _is_number(value):
-            if abs(value) > _MOST:
-                raise ConfigError(f"config has {name} beyond {_MOST}; give at most that")
+            if abs(value) > MOST:
+                raise ConfigError(f"config has {name} beyond {MOST}; give at most that")
             return value
     return None
 
 
-def needed_number(config: Mapping[str, object], *names: str, most: int = _MOST) -> int:
+def needed_number(config: Mapping[str, object], *names: str, most: int = MOST) -> int:
     """As `whole_number`; raises `ConfigError` where there is none, or none from 1 to `most`."""
     value = whole_number(config, *names)
     if value is None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.config_numbers import MOST
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
 from sdcontrol.estimators.shapes import ModelShape
@@ -34,7 +35,6 @@ __all__ = [
 SCHEMA_VERSION: Literal[1] = 1
 LEAST_STEPS = 3
 """Of a model, that a calibration takes."""
-_MOST = 10**9  # requests, tokens
 _STORED = ("weight_bytes", "attention_bytes", "head_bytes", "kv_bytes")  # a dtype, to a shape
 _REACHED = Calibration(bandwidth_efficiency=0.9, compute_efficiency=0.9)
 """Of measured ceilings; 0.8 and 0.7 are for a vendor's."""
@@ -47,12 +47,12 @@ class _Record(BaseModel):
 class StepTime(_Record):
     """One forward: so many tokens for each of `batch_size` requests of the same context."""
 
-    batch_size: int = Field(ge=1, le=_MOST)
+    batch_size: int = Field(ge=1, le=MOST)
     tokens_per_request: int = Field(
-        ge=1, le=_MOST, description="1 is a plain step; more verify drafts"
+        ge=1, le=MOST, description="1 is a plain step; more verify drafts"
     )
     context_tokens: int = Field(
-        ge=1, le=_MOST, description="of each request, as a RequestView counts it"
+        ge=1, le=MOST, description="of each request, as a RequestView counts it"
     )
     seconds: float = Field(ge=1e-9, allow_inf_nan=False, description="median over the repeats")
 

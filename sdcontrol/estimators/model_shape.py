@@ -10,27 +10,27 @@ import numpy as np
 
 from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.config_numbers import MOST
 
 __all__ = ["ModelShape"]
 
-_MOST = 10**9
 _LIMITS: tuple[tuple[str, float, float | str], ...] = (  # the most may be another size
-    ("num_layers", 1, _MOST),
-    ("hidden_size", 1, _MOST),
-    ("num_heads", 1, _MOST),
+    ("num_layers", 1, MOST),
+    ("hidden_size", 1, MOST),
+    ("num_heads", 1, MOST),
     ("num_kv_heads", 1, "num_heads"),
-    ("head_dim", 1, _MOST),
-    ("intermediate_size", 0, _MOST),
-    ("vocab_size", 1, _MOST),
-    ("num_experts", 0, _MOST),
-    ("expert_size", 0, _MOST),
-    ("shared_expert_size", 0, _MOST),
+    ("head_dim", 1, MOST),
+    ("intermediate_size", 0, MOST),
+    ("vocab_size", 1, MOST),
+    ("num_experts", 0, MOST),
+    ("expert_size", 0, MOST),
+    ("shared_expert_size", 0, MOST),
     ("num_dense_layers", 0, "num_layers"),
     ("weight_bytes", 0.01, 16.0),
     ("head_bytes", 0.01, 16.0),
     ("kv_bytes", 0.01, 16.0),
     ("attention_bytes", 0.01, 16.0),
-    ("sliding_window", 1, _MOST),
+    ("sliding_window", 1, MOST),
     ("num_sliding_layers", 0, "num_layers"),
 )
 

@@ -26,6 +26,7 @@ __all__ = [
 Posed = tuple[FloatArray, IntArray, FloatArray, FloatArray, int]
 """Gain and limit as in `Problem`; KV tokens that each request's round reads, `[arms, requests]`, and
 on average, `[families]`; the most draft tokens of the step."""
+_SURELY = 0.9  # of the tokens to go, that a first catch-up is charged to: it cannot be taken back
 BOLD = 8.0  # times as many tokens may a first catch-up be charged to, of one request or where it is known what comes of it
 _POSED = "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], float64[::1], int64))"
 
@@ -88,7 +89,11 @@ def charged(request: tuple[int, int], context: float, tokens: float, horizon: Ho
     """
     lag, remaining = request
     first, again, share = horizon
-    served = min(share * remaining, first) if 2 * lag >= context else min(float(remaining), again)
+    served = (
+        min(_SURELY * share * remaining, first)
+        if 2 * lag >= context
+        else min(float(remaining), again)
+    )
     return min(tokens / max(served, 1.0), 1.0)
 
 

@@ -11,8 +11,9 @@ of its tokens: where fewer are accepted, more is lost than is paid. And a probe 
 more the arm could bring beside the plan of this very step (`upside`), the sooner it is tried, by all at
 once sooner than by one. What is asked for falls as the allowance fills, so that nothing stays untried
 for ever; but what could bring next to nothing, even if it turned out well, is only rechecked, at the
-highest price that a probe may count for. Two tries need not be worth it: the first of a family, where it
-costs little, and the one that follows a try that had to catch up (`second_tries`).
+highest price that a probe may count for. Two sorts of tries need not be worth it: the first of a family, where it
+costs little, and those that follow one that had to catch up (`second_tries`), which are made on credit where
+they cost little.
 
 The allowance also pays for other lengths than the best ones (`lengths`): where every step asks for as
 many tokens, what more or fewer would take is never seen, and a wrong price keeps itself up.
@@ -28,6 +29,7 @@ from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.second_tries import SecondTries, of_caught_up
 from sdcontrol.policies.stretches import Stretches
 from sdcontrol.policies.tries import (
+    FOLLOWS_UP,
     LENGTHS,
     PROBES,
     RECHECKS,
@@ -60,6 +62,7 @@ _FIRST_STEPS = 48  # the same where the controller's time weighs
 _STEPS_PER_LOOK, _RARE = 4, 16  # the latter where it weighs
 _QUIET_STEPS, _MOST_DOUBLED = 128, 2  # without a probe, after which looks become half as frequent
 _MOST_NOTED = 16  # steps that may be counted late: several at once take less than one by one
+_ON_CREDIT = 0.5  # of a step's time, for which a try is followed up whatever was saved
 _ONCE = 0.4  # of a step's time, for which what was never tried is tried, whatever it may bring
 _TOGETHER = 2.0  # times the outcomes per second of a lone try, for all to try at once
 
@@ -142,7 +145,7 @@ class Probing:
         price *= _MOST_WEIGHT if tried.mark == RECHECKS else self._weight(arm)
         self._allowance -= price
         self._spent[arm] = self._spent.get(arm, 0.0) + price
-        self._confirmed[arm] = self._confirmed.get(arm, 0) + 1
+        self._confirmed[arm] = self._confirmed.get(arm, 0) + (tried.mark != FOLLOWS_UP)
 
     def looks(self, view: BatchView) -> bool:
         """Whether this step is one to look for something to try."""
@@ -154,7 +157,7 @@ class Probing:
         if view.prefill_tokens or not (is_due or self._second.arm):
             return False
         self._count()
-        return self._allowance > 0.0
+        return self._allowance > 0.0 or bool(self._second.arm)
 
     def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
         """`plan`, or where the allowance pays for it, `plan` with one request, or all, trying an arm;
@@ -164,7 +167,7 @@ class Probing:
         """
         again = self._again(view, problem, answer)
         if again is not None:
-            return with_probe(plan, PROBES, *again)
+            return with_probe(plan, FOLLOWS_UP, *again)
         arms = list(enumerate(problem.arms))
         drafting = set(answer.arm[answer.length > 0].tolist())
         off = [
@@ -183,7 +186,7 @@ class Probing:
             if min(weight * probe.seconds, most_seconds) > self._allowance:
                 break
             unfilled = 1.0 - self._allowance / most_seconds
-            hoped = self._return(problem, answer, a, probe)
+            hoped = self._return(view, problem, answer, (a, probe))
             least = _LEAST_OF_ALL if probe.by_all else _LEAST_RETURN
             if hoped >= max(least * unfilled, _HOPELESS):
                 return with_probe(plan, PROBES, problem, a, probe)
@@ -197,13 +200,16 @@ class Probing:
     def _again(
         self, view: BatchView, problem: Problem, answer: Answer
     ) -> tuple[Problem, int, Probe] | None:
-        """The try that follows one that had to catch up, where it is due and can be paid."""
+        """The try that follows one that had to catch up, where it is due, and can be paid or costs little."""
         if self._second.arm not in problem.arms:
             return None
         a = problem.arms.index(self._second.arm)
+        if (answer.arm[answer.length > 0] == a).any():  # it is no try any more
+            return None
         caught_up = of_caught_up(view, problem, a)
         probe = self._cheapest(view, caught_up, answer, a, is_measured=True)
-        if probe is None or self._weight(problem.arms[a]) * probe.seconds > self._allowance:
+        most = max(self._allowance, _ON_CREDIT * self._step_seconds)
+        if probe is None or self._weight(problem.arms[a]) * probe.seconds > most:
             return None
         return caught_up, a, probe
 
@@ -228,12 +234,18 @@ class Probing:
             problem, answer, a, charged, most_tokens=most
         )
         alone = (1.0 + float(problem.gain[a, r, length - 1])) / whole
-        if for_each and per_second > _TOGETHER * alone:
+        can_be_paid = (
+            lost <= _SAVED_STEPS * self._step_seconds
+        )  # else it would be waited for in vain
+        if for_each and can_be_paid and per_second > _TOGETHER * alone:
             return Probe(r, for_each, lost, lost, drafting, by_all=True)
         return lone
 
-    def _return(self, problem: Problem, answer: Answer, a: int, probe: Probe) -> float:
-        """What arm `a` could bring: share of the rate for a step's time of trying, catch-up included."""
+    def _return(
+        self, view: BatchView, problem: Problem, answer: Answer, tried: tuple[int, Probe]
+    ) -> float:
+        """What an arm could bring: share of the rate for a step's time of trying, catch-up included."""
+        a, probe = tried
         arm = problem.arms[a]
         known = 1.0 + self._seen.get(arm, 0.0) / _KNOWN_TOKENS
         gained = upside(
@@ -243,6 +255,7 @@ class Probing:
             probe.request,
             spread=math.sqrt(_LASTING_VARIANCE + _FIRST_VARIANCE / known),
             round_share=_HOPED_ROUNDS[min(self._measured[family_of(arm)], len(_HOPED_ROUNDS) - 1)],
+            catch_up_share=self.stretches.hoped(view, problem, a),
         )
         return gained * self._step_seconds / probe.whole
 

@@ -16,11 +16,14 @@ from sdcontrol.core import BatchView, FloatArray, Hint, Observation, RequestView
 from sdcontrol.policies import posing
 from sdcontrol.policies.posing import Horizon
 from sdcontrol.policies.problem import Problem
+from sdcontrol.policies.tries import try_of
 
 __all__ = ["Stretches"]
 
 _RATE = 1.0 / 16.0  # of an average of stretches, or of requests
-_PROVEN_TOKENS = 192  # from steps that drafted with what had to catch up: then it is known how well
+_PROVEN_TOKENS = (
+    12  # from steps, tries too, that drafted with what had to catch up: it is known how well
+)
 _DRIFT = 1.0 / 8192.0  # of the share, per step in which nobody drafts with what has to catch up
 _UP_TO_DATE = Hint()
 
@@ -57,7 +60,19 @@ class Stretches:
 
     def charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
         """The share of each request's catch-up that is charged to a step, `[requests]`."""
-        columns, horizon = columns_of(view), self.horizon
+        return self._charged(view, problem, a, self.horizon)
+
+    def hoped(self, view: BatchView, problem: Problem, a: int) -> float:
+        """What would be charged for catch-ups if all that may come of them did, over what is charged."""
+        charged = problem.catch_up[a]
+        if not charged.any():
+            return 1.0
+        horizon = self.most_tokens * posing.BOLD, *self.horizon[1:]
+        shares = self._charged(view, problem, a, horizon) / self.charged(view, problem, a)
+        return float((charged * shares).sum() / charged.sum())
+
+    def _charged(self, view: BatchView, problem: Problem, a: int, horizon: Horizon) -> FloatArray:
+        columns = columns_of(view)
         longest = int(columns.remaining_tokens.argmax())
         rows = zip(
             columns.catch_up_tokens[columns.arms.index(problem.arms[a])].tolist(),
@@ -81,9 +96,15 @@ class Stretches:
         if nobody and not self._current:
             return  # as most steps: quickly
         before, self._current = self._current, {}
+        tried = try_of(observation.plan)
         rows = zip(observation.view.requests, choices, observation.emitted, strict=True)
         for request, choice, emitted in rows:
             arm, going = choice.drafter, before.get(request.id)
+            if (
+                arm is not None and tried is not None and tried.arm == arm
+            ):  # it says how well, and ends here
+                self._served += emitted * self._has_to_catch_up(request, arm)
+                arm = None
             if going is not None and going.arm != arm:  # of those that end nobody knows
                 self.mean_tokens += _RATE * (going.tokens - self.mean_tokens)
                 going = None

@@ -12,9 +12,20 @@ from typing import NamedTuple
 from sdcontrol.core import Choice, Plan
 from sdcontrol.policies.problem import Problem
 
-__all__ = ["LENGTHS", "PRICE", "PROBES", "RECHECKS", "Probe", "Try", "try_of", "with_probe"]
+__all__ = [
+    "FOLLOWS_UP",
+    "LENGTHS",
+    "PRICE",
+    "PROBES",
+    "RECHECKS",
+    "Probe",
+    "Try",
+    "try_of",
+    "with_probe",
+]
 
 PROBES, RECHECKS, LENGTHS = "; probes ", "; rechecks ", "; tries other lengths"
+FOLLOWS_UP = "; follows up with "
 PRICE, _DRAFTING = " for at most ", " s beside "
 
 
@@ -31,7 +42,7 @@ def try_of(plan: Plan) -> Try | None:
     """What `plan` tries; None for most plans."""
     if "; " not in plan.reason:  # none of the marks
         return None
-    for mark in (PROBES, RECHECKS, LENGTHS):
+    for mark in (PROBES, FOLLOWS_UP, RECHECKS, LENGTHS):
         _, found, words = plan.reason.rpartition(mark)
         arm, _, seconds = words.rpartition(PRICE)
         price, _, drafting = seconds.removesuffix(" s").partition(_DRAFTING)

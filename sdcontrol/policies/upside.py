@@ -36,15 +36,22 @@ def cheapest(
 
 
 def upside(
-    problem: Problem, answer: Answer, a: int, r: int, *, spread: float, round_share: float
+    problem: Problem,
+    answer: Answer,
+    a: int,
+    r: int,
+    *,
+    spread: float,
+    round_share: float,
+    catch_up_share: float,
 ) -> float:
     """By what share arm `a` is expected to raise the rate, where it turns out well; at least 0.
 
     It might be used by request `r` alone, by all without drafts, or by all. A round may turn out to
-    take only `round_share` of what is believed.
+    take only `round_share` of what is believed, and `catch_up_share` of what is charged for catching up.
     """
     plan = answer.arm, answer.length, float(answer.rate)
-    return float(_upside(problem.tables, plan, a, r, (spread, round_share)))
+    return float(_upside(problem.tables, plan, a, r, (spread, round_share, catch_up_share)))
 
 
 def together(
@@ -142,9 +149,13 @@ def _tokens(gain: FloatArray, arm: IntArray, length: IntArray) -> float:
     return tokens
 
 
-@compiled(f"float64({TABLES}, {_ANSWER}, float64[:,::1], UniTuple(int64, 4), float64)")
+@compiled(f"float64({TABLES}, {_ANSWER}, float64[:,::1], UniTuple(int64, 4), UniTuple(float64, 2))")
 def _rate_with(
-    tables: Tables, plan: _Answer, hoped: FloatArray, how: tuple[int, int, int, int], share: float
+    tables: Tables,
+    plan: _Answer,
+    hoped: FloatArray,
+    how: tuple[int, int, int, int],
+    shares: tuple[float, float],
 ) -> float:
     """The rate where others use an arm; `how`: the arm, a request, who uses it, tokens for each."""
     gain, limit, family, verify, rounds, _, catch_up, _ = tables
@@ -164,18 +175,20 @@ def _rate_with(
             users += 1
     if users == 0 or drafts >= len(verify):
         return 0.0
-    seconds = others + verify[drafts] + n * share * rounds[family[a], users] + lag
+    seconds = others + verify[drafts] + n * shares[0] * rounds[family[a], users] + shares[1] * lag
     seconds += longer * rounds[-1, 1]
     return float(tokens / seconds)
 
 
-@compiled(f"float64({TABLES}, {_ANSWER}, int64, int64, UniTuple(float64, 2))")
-def _upside(tables: Tables, plan: _Answer, a: int, lone: int, doubts: tuple[float, float]) -> float:
-    (spread, share), rate, expected = doubts, plan[2], 0.0
+@compiled(f"float64({TABLES}, {_ANSWER}, int64, int64, UniTuple(float64, 3))")
+def _upside(
+    tables: Tables, plan: _Answer, a: int, lone: int, doubts: tuple[float, float, float]
+) -> float:
+    spread, rate, expected = doubts[0], plan[2], 0.0
     for hope, likelihood in _HOPES:
         hoped, best = _hoped(tables, a, math.exp(hope * spread)), rate
         for who in (_LONE, _IDLE, _ALL):
             for n in range(1, hoped.shape[1]):
-                best = max(best, _rate_with(tables, plan, hoped, (a, lone, who, n), share))
+                best = max(best, _rate_with(tables, plan, hoped, (a, lone, who, n), doubts[1:]))
         expected += likelihood * (best / rate - 1.0)
     return expected
