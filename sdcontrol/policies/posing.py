@@ -89,11 +89,9 @@ def charged(request: tuple[int, int], context: float, tokens: float, horizon: Ho
     """
     lag, remaining = request
     first, again, share = horizon
-    served = (
-        min(_SURELY * share * remaining, first)
-        if 2 * lag >= context
-        else min(float(remaining), again)
-    )
+    served = min(float(remaining), again)
+    if 2 * lag >= context:
+        served = min(_SURELY * share * remaining, first)
     return min(tokens / max(served, 1.0), 1.0)
 
 

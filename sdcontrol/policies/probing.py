@@ -12,7 +12,7 @@ more the arm could bring beside the plan of this very step (`upside`), the soone
 once sooner than by one. What is asked for falls as the allowance fills, so that nothing stays untried
 for ever; but what could bring next to nothing, even if it turned out well, is only rechecked, at the
 highest price that a probe may count for. Two sorts of tries need not be worth it: the first of a family, where it
-costs little, and those that follow one that had to catch up (`second_tries`), which are made on credit where
+costs little, and those that follow one that had to catch up (`follow_ups`), which are made on credit where
 they cost little.
 
 The allowance also pays for other lengths than the best ones (`lengths`): where every step asks for as
@@ -24,9 +24,9 @@ from collections import Counter
 
 from sdcontrol.controller_share import ControllerShare
 from sdcontrol.core import BatchView, Observation, Plan, family_of
+from sdcontrol.policies.follow_ups import FollowUps, of_caught_up
 from sdcontrol.policies.lengths import Lengths, only
 from sdcontrol.policies.problem import Answer, Problem
-from sdcontrol.policies.second_tries import SecondTries, of_caught_up
 from sdcontrol.policies.stretches import Stretches
 from sdcontrol.policies.tries import (
     FOLLOWS_UP,
@@ -95,13 +95,13 @@ class Probing:
         self._shadowed: set[str] = set()  # arms
         self._seen: dict[str, float] = {}  # by arm, tokens verified not long ago
         self._lengths = Lengths()
-        self._second = SecondTries()
+        self._follow_ups = FollowUps()
 
     def update(self, observation: Observation) -> None:
         """Take note of a step; it is counted before the next look at what to probe."""
         self._num_observed += 1
         self._share.update(observation)
-        self._second.update(observation)
+        self._follow_ups.update(observation)
         self._noted.append(observation)
         if len(self._noted) >= _MOST_NOTED:
             self._count()
@@ -154,10 +154,10 @@ class Probing:
             quiet = (self._steps - self._last_probe) // _QUIET_STEPS
             eager, interval = _FIRST_STEPS, _RARE << min(quiet, _MOST_DOUBLED)
         is_due = self._num_observed <= eager or view.step % interval == 0
-        if view.prefill_tokens or not (is_due or self._second.arm):
+        if view.prefill_tokens or not (is_due or self._follow_ups.arm):
             return False
         self._count()
-        return self._allowance > 0.0 or bool(self._second.arm)
+        return self._allowance > 0.0 or bool(self._follow_ups.arm)
 
     def probe(self, view: BatchView, plan: Plan, problem: Problem, answer: Answer) -> Plan:
         """`plan`, or where the allowance pays for it, `plan` with one request, or all, trying an arm;
@@ -201,9 +201,9 @@ class Probing:
         self, view: BatchView, problem: Problem, answer: Answer
     ) -> tuple[Problem, int, Probe] | None:
         """The try that follows one that had to catch up, where it is due, and can be paid or costs little."""
-        if self._second.arm not in problem.arms:
+        if self._follow_ups.arm not in problem.arms:
             return None
-        a = problem.arms.index(self._second.arm)
+        a = problem.arms.index(self._follow_ups.arm)
         if (answer.arm[answer.length > 0] == a).any():  # it is no try any more
             return None
         caught_up = of_caught_up(view, problem, a)
@@ -218,7 +218,7 @@ class Probing:
     ) -> Probe | None:
         """Of most expected outcomes per second: by the request whose turn it is, or by all; None: nobody can.
 
-        All of them where that costs little: they share the rounds, and what they accept counts.
+        All of them where that costs little, and can be saved up: they share the rounds, and what they accept counts.
         """
         most = self.num_draft_tokens if is_measured else 1
         r = _whose_turn(view.step, problem, answer, a)
@@ -234,9 +234,7 @@ class Probing:
             problem, answer, a, charged, most_tokens=most
         )
         alone = (1.0 + float(problem.gain[a, r, length - 1])) / whole
-        can_be_paid = (
-            lost <= _SAVED_STEPS * self._step_seconds
-        )  # else it would be waited for in vain
+        can_be_paid = lost <= _SAVED_STEPS * self._step_seconds
         if for_each and can_be_paid and per_second > _TOGETHER * alone:
             return Probe(r, for_each, lost, lost, drafting, by_all=True)
         return lone

@@ -21,9 +21,7 @@ from sdcontrol.policies.tries import try_of
 __all__ = ["Stretches"]
 
 _RATE = 1.0 / 16.0  # of an average of stretches, or of requests
-_PROVEN_TOKENS = (
-    12  # from steps, tries too, that drafted with what had to catch up: it is known how well
-)
+_PROVEN_TOKENS = 12  # from steps, tries too, that drafted with what had to catch up
 _DRIFT = 1.0 / 8192.0  # of the share, per step in which nobody drafts with what has to catch up
 _UP_TO_DATE = Hint()
 
@@ -100,11 +98,9 @@ class Stretches:
         rows = zip(observation.view.requests, choices, observation.emitted, strict=True)
         for request, choice, emitted in rows:
             arm, going = choice.drafter, before.get(request.id)
-            if (
-                arm is not None and tried is not None and tried.arm == arm
-            ):  # it says how well, and ends here
+            if arm is not None and tried is not None and tried.arm == arm:
                 self._served += emitted * self._has_to_catch_up(request, arm)
-                arm = None
+                arm = None  # a try says how well, and ends here
             if going is not None and going.arm != arm:  # of those that end nobody knows
                 self.mean_tokens += _RATE * (going.tokens - self.mean_tokens)
                 going = None

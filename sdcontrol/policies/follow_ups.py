@@ -13,7 +13,7 @@ from sdcontrol.core import BatchView, Hint, Observation, family_of
 from sdcontrol.policies.problem import Problem
 from sdcontrol.policies.tries import LENGTHS, Try, try_of
 
-__all__ = ["SecondTries", "of_caught_up"]
+__all__ = ["FollowUps", "of_caught_up"]
 
 _MOST_LAG = 32  # tokens, of whoever caught up lately
 _PATIENCE = 8  # steps for which another try stays due
@@ -22,7 +22,7 @@ _SHARE = 0.25  # of what the first one took, that others may take
 _UP_TO_DATE = Hint()
 
 
-class SecondTries:
+class FollowUps:
     """`arm` is the one that is to be tried again, empty for none."""
 
     def __init__(self) -> None:
@@ -42,11 +42,13 @@ class SecondTries:
 
     def _note(self, observation: Observation, tried: Try) -> None:
         seconds = observation.timing.draft_seconds.get(family_of(tried.arm), 0.0)
-        if _has_caught_up(observation, tried.arm):
+        goes_on = _has_caught_up(observation, tried.arm)
+        if goes_on:
             self._tries, self._seconds = _MOST_TRIES, _SHARE * seconds
         else:
             self._tries, self._seconds = self._tries - 1, self._seconds - seconds
-        self._steps, self.arm = 0, tried.arm if self._tries > 0 and self._seconds > 0.0 else ""
+            goes_on = self._tries > 0 and self._seconds > 0.0
+        self._steps, self.arm = 0, tried.arm if goes_on else ""
 
 
 def _has_caught_up(observation: Observation, arm: str) -> bool:

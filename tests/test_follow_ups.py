@@ -3,7 +3,7 @@
 import pytest
 
 from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestView, Timing
-from sdcontrol.policies.second_tries import SecondTries
+from sdcontrol.policies.follow_ups import FollowUps
 from sdcontrol.policies.tries import FOLLOWS_UP, PRICE, PROBES
 
 ARM = "draft_model"
@@ -25,7 +25,7 @@ def quiet() -> Observation:
 
 def followed(first_seconds: float, seconds: float) -> int:
     """How often a try is followed up."""
-    tries, times = SecondTries(), 0
+    tries, times = FollowUps(), 0
     tries.update(tried(PROBES, 800, first_seconds))
     while tries.arm == ARM:
         tries.update(tried(FOLLOWS_UP, 1, seconds))
@@ -44,13 +44,13 @@ def test_a_quarter_of_what_the_first_took_is_spent_again(
 
 
 def test_a_try_that_had_nothing_to_catch_up_with_is_not_followed_up() -> None:
-    tries = SecondTries()
+    tries = FollowUps()
     tries.update(tried(PROBES, 1, 0.1))
     assert tries.arm == ""
 
 
 def test_what_was_not_followed_up_in_8_steps_is_not_due_any_more() -> None:
-    tries = SecondTries()
+    tries = FollowUps()
     tries.update(tried(PROBES, 800, 1.0))
     for _ in range(7):
         tries.update(quiet())
