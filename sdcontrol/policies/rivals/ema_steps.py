@@ -7,10 +7,10 @@ own table now has (0, 1, 3) from 8 requests on, (0, 1) from 32 and 0 from 64: gi
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, Observation, Plan
-from sdcontrol.policies.rivals.one_drafter import OneDrafter, OneDrafterConfig
+from sdcontrol.policies.rivals.one_drafter import CandidatesConfig, OneDrafter
 
 __all__ = ["EmaSteps", "EmaStepsConfig"]
 
@@ -20,7 +20,7 @@ _INTERVAL_BATCHES = 5
 _HYSTERESIS = -0.25  # added to the threshold for a shorter length
 
 
-class EmaStepsConfig(OneDrafterConfig):
+class EmaStepsConfig(CandidatesConfig):
     """`candidates` maps the largest batch to its lengths; the last row serves larger batches."""
 
     kind: Literal["ema_steps"] = "ema_steps"
@@ -28,15 +28,6 @@ class EmaStepsConfig(OneDrafterConfig):
         default={8: (1, 3, 5, 7), 32: (1, 2, 3, 5), 1024: (1, 2, 3)}, min_length=1
     )
     initial_tokens: int = Field(default=3, ge=0)
-
-    @field_validator("candidates")
-    @classmethod
-    def _is_sorted(cls, candidates: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        if any(batch < 1 or not row or min(row) < 0 for batch, row in candidates.items()):
-            raise ValueError(
-                "batch sizes are at least 1, and each needs draft lengths of at least 0"
-            )
-        return {batch: tuple(sorted(set(row))) for batch, row in sorted(candidates.items())}
 
     def build(self) -> "EmaSteps":
         """The policy."""

@@ -3,19 +3,39 @@
 Knows nothing of how the length is chosen.
 """
 
-from pydantic import Field
+from typing import ClassVar
+
+from pydantic import Field, field_validator
 
 from sdcontrol.core import BatchView, Belief, Plan
 from sdcontrol.policies.asking import survival_table
 from sdcontrol.policies.base import Policy, PolicyConfig
 
-__all__ = ["OneDrafter", "OneDrafterConfig"]
+__all__ = ["CandidatesConfig", "OneDrafter", "OneDrafterConfig"]
 
 
 class OneDrafterConfig(PolicyConfig):
     """`drafter=None` means the first drafter that a view offers."""
 
     drafter: str | None = Field(default=None, min_length=1)
+
+
+class CandidatesConfig(OneDrafterConfig):
+    """`candidates` maps the largest batch to its lengths; the last row serves larger batches."""
+
+    least_tokens: ClassVar[int] = 0
+    candidates: dict[int, tuple[int, ...]] = Field(min_length=1)
+
+    @field_validator("candidates")
+    @classmethod
+    def _is_sorted(cls, candidates: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        if any(
+            batch < 1 or not row or min(row) < cls.least_tokens for batch, row in candidates.items()
+        ):
+            raise ValueError(
+                f"batch sizes are at least 1, and each needs draft lengths of at least {cls.least_tokens}"
+            )
+        return {batch: tuple(sorted(set(row))) for batch, row in sorted(candidates.items())}
 
 
 class OneDrafter(Policy):

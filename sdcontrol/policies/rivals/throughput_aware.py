@@ -7,15 +7,15 @@ its table before the first step; here the belief's cost is the table.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from sdcontrol.core import BatchView, Belief, FloatArray, Observation, Plan, family_of
 from sdcontrol.estimators.price import sparse_budget
 from sdcontrol.policies.asking import verify_seconds
-from sdcontrol.policies.rivals.one_drafter import OneDrafter, OneDrafterConfig
+from sdcontrol.policies.rivals.one_drafter import CandidatesConfig, OneDrafter
 
 __all__ = ["ThroughputAware", "ThroughputAwareConfig"]
 
@@ -27,24 +27,16 @@ _DECIDED = (
 )
 
 
-class ThroughputAwareConfig(OneDrafterConfig):
+class ThroughputAwareConfig(CandidatesConfig):
     """`candidates` maps the largest batch to its lengths; the last row serves larger batches. The table of
     step times is that of `context_tokens` per request.
     """
 
     kind: Literal["throughput_aware"] = "throughput_aware"
+    least_tokens: ClassVar[int] = 1
     candidates: dict[int, tuple[int, ...]] = Field(default={1024: (1, 3, 5, 7)}, min_length=1)
     initial_tokens: int = Field(default=3, ge=1)
     context_tokens: int = Field(default=128, ge=1)
-
-    @field_validator("candidates")
-    @classmethod
-    def _is_sorted(cls, candidates: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        if any(batch < 1 or not row or min(row) < 1 for batch, row in candidates.items()):
-            raise ValueError(
-                "batch sizes are at least 1, and each needs draft lengths of at least 1"
-            )
-        return {batch: tuple(sorted(set(row))) for batch, row in sorted(candidates.items())}
 
     def build(self) -> "ThroughputAware":
         """The policy."""
