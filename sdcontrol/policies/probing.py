@@ -13,7 +13,7 @@ once sooner than by one. What is asked for falls as the allowance fills, so that
 for ever; but what could bring next to nothing, even if it turned out well, is only rechecked, at the
 highest price that a probe may count for. Two sorts of tries need not be worth it: the first of a family, where it
 costs little, and those that follow one that had to catch up (`follow_ups`), which are made on credit where
-they cost little.
+they cost little: for a while the share may be exceeded by that, and by what a catch-up took beyond its price.
 
 The allowance also pays for other lengths than the best ones (`lengths`): where every step asks for as
 many tokens, what more or fewer would take is never seen, and a wrong price keeps itself up.
