@@ -93,7 +93,8 @@ def test_what_is_hoped_of_catch_ups_is_what_they_are_charged_once_it_is_known() 
     assert hoped(2000, 2000, 2000) == pytest.approx(
         (1 / 512 + 1 / 512 + 1 / 1800) / (1 / 512 + 2 / 64)
     )
-    assert hoped(80, 80, 80) == pytest.approx(3 * (1 / 72) / (1 / 72 + 2 / 64))
+    # Of 81 tokens after 899, had all of them caught up when they came.
+    assert hoped(80, 80, 80) == pytest.approx(3 * (899 / 900) / 72.9 / (1 / 72 + 2 / 64))
 
 
 def test_long_stretches_and_none_at_all_stay_within_the_setting() -> None:

@@ -79,7 +79,15 @@ class _Crowd:
     def view(self, step: int) -> BatchView:
         arms = tuple(self._loop.rates)
         requests = [
-            RequestView(name, int(context), 0, int(left), 0.0, arms, self._hints(r))
+            RequestView(
+                name,
+                int(context),
+                int(context) - self._loop.context,
+                int(left),
+                0.0,
+                arms,
+                self._hints(r),
+            )
             for r, (name, context, left) in enumerate(
                 zip(self._names, self._context, self._left, strict=True)
             )
@@ -171,6 +179,31 @@ def _always(view: BatchView, arm: str, num_draft_tokens: int) -> Plan:
             ),
             0.85,
         ),
+        # Nor do all of them, for answers that are short: each would have its prompt and its rounds to pay.
+        (
+            Loop(
+                32,
+                lambda n: 1e-2 + 5e-5 * n,
+                {"model": 0.8},
+                {"model": 1e-3},
+                2000,
+                (100, 300),
+                5e-6,
+            ),
+            0.82,
+        ),
+        (
+            Loop(
+                16,
+                lambda n: 1e-2 + 1e-4 * n,
+                {"model": 0.7},
+                {"model": 2e-3},
+                4000,
+                (300, 600),
+                5e-6,
+            ),
+            0.87,
+        ),
     ],
     ids=[
         "flat",
@@ -180,6 +213,8 @@ def _always(view: BatchView, arm: str, num_draft_tokens: int) -> Plan:
         "long prompts",
         "prompts of a batch",
         "long prompts of a batch",
+        "taken up by all",
+        "taken up by all for long prompts",
     ],
 )
 def test_little_is_lost_to_the_best_fixed_setting(loop: Loop, least: float) -> None:

@@ -18,6 +18,7 @@ from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.prompts import Prompts
 from sdcontrol.policies.reading import least_seconds, read, read_drafted, to_choices
 from sdcontrol.policies.stretches import Stretches
+from sdcontrol.policies.taking_up import TakingUp
 from sdcontrol.policies.tries import LENGTHS, try_of
 from sdcontrol.policies.weighing import SAME, Pace, tokens_of, weigh_all
 from sdcontrol.policies.worth import Worth
@@ -74,25 +75,32 @@ class Goodput(Policy):
         self.prompts = Prompts()
         self.stretches = Stretches(catch_up_horizon_tokens)
         self.probing = Probing(probe_share, probe_tokens, self.stretches)
+        self.taking_up = TakingUp(self.stretches)
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The plan of most expected tokens per second, and now and then a probe."""
         if not view.requests:
             return Plan.off(view)
-        may_probe = self.probing.looks(view)
         horizon, pace = self.stretches.horizon, self._pace(view)
-        answered = None if may_probe else answer_at_once(view, belief, horizon, pace)
+        may_probe, takes_up = self.probing.looks(view), self.taking_up.looks(view, pace[-1][-1])
+        answered = None
+        if not (may_probe or takes_up):
+            answered = answer_at_once(view, belief, horizon, pace)
         if answered is not None:
             return _plan(answered)
         problem = read(view, belief, horizon)
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
+        if takes_up:
+            problem = self.taking_up.priced(view, problem)
         weighed = _weighed(problem, view, belief, pace)
         answer = self._best(weighed, view, belief)
         verify = problem.verify
         prices = verify.item(0), verify.item(-1), len(verify) - 1
         told = answer if weighed is problem else answer._replace(gain=tokens_of(problem, answer))
         plan = _plan(Answered(problem.arms, problem.lengths, told, prices))
+        if self.taking_up.arm:
+            return Plan(plan.choices, f"{plan.reason}; {self.taking_up.arm} is taken up by all")
         return self.probing.probe(view, plan, weighed, answer) if may_probe else plan
 
     def may_repeat(self, plan: Plan) -> bool:

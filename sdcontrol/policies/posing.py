@@ -12,6 +12,7 @@ from sdcontrol.policies.problem import IntArray
 
 __all__ = [
     "BOLD",
+    "SURELY",
     "Horizon",
     "Posed",
     "Prices",
@@ -26,7 +27,7 @@ __all__ = [
 Posed = tuple[FloatArray, IntArray, FloatArray, FloatArray, int]
 """Gain and limit as in `Problem`; KV tokens that each request's round reads, `[arms, requests]`, and
 on average, `[families]`; the most draft tokens of the step."""
-_SURELY = 0.9  # of the tokens to go, that a first catch-up is charged to: it cannot be taken back
+SURELY = 0.9  # of the tokens to go, that a first catch-up is charged to: it cannot be taken back
 BOLD = 8.0  # times as many tokens may a first catch-up be charged to, of one request or where it is known what comes of it
 _POSED = "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], float64[::1], int64))"
 
@@ -91,7 +92,7 @@ def charged(request: tuple[int, int], context: float, tokens: float, horizon: Ho
     first, again, share = horizon
     served = min(float(remaining), again)
     if 2 * lag >= context:
-        served = min(_SURELY * share * remaining, first)
+        served = min(SURELY * share * remaining, first)
     return min(tokens / max(served, 1.0), 1.0)
 
 

@@ -15,7 +15,7 @@ from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, FloatArray, Hint, Observation, RequestView
 from sdcontrol.policies import posing
 from sdcontrol.policies.posing import Horizon
-from sdcontrol.policies.problem import Problem
+from sdcontrol.policies.problem import IntArray, Problem
 from sdcontrol.policies.tries import try_of
 
 __all__ = ["Stretches"]
@@ -50,10 +50,15 @@ class Stretches:
         self._looked_up: set[str | None] = {None}  # arms that have nothing to catch up with
 
     @property
+    def is_proven(self) -> bool:
+        """Whether enough tokens came of steps that drafted with what had to catch up."""
+        return self._served >= _PROVEN_TOKENS
+
+    @property
     def horizon(self) -> Horizon:
         """What plans may spread catch-ups over."""
         most = float(self.most_tokens)
-        first = most * (posing.BOLD if self._served >= _PROVEN_TOKENS else 1.0)
+        first = most * (posing.BOLD if self.is_proven else 1.0)
         return first, min(max(self.mean_tokens, 1.0), most), self.share
 
     def charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
@@ -67,7 +72,27 @@ class Stretches:
             return 1.0
         horizon = self.most_tokens * posing.BOLD, *self.horizon[1:]
         shares = self._charged(view, problem, a, horizon) / self.charged(view, problem, a)
-        return float((charged * shares).sum() / charged.sum())
+        least = min((charged * shares).sum(), self.steady(view, problem, a).sum())
+        return float(least / charged.sum())
+
+    def whole(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
+        """Seconds of each request's catch-up, `[requests]`."""
+        return np.asarray(problem.catch_up[a] / self.charged(view, problem, a))
+
+    def steady(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
+        """Seconds that each request's step would be charged if it had caught up with its prompt when it came."""
+        columns = columns_of(view)
+        lags = columns.catch_up_tokens[columns.arms.index(problem.arms[a])]
+        generated = np.array([request.generated_tokens for request in view.requests])
+        prompts = np.maximum(columns.context_tokens - generated, 0)
+        per_token = self.whole(view, problem, a).sum() / max(lags.sum(), 1)
+        return self.spread(problem, a, per_token * prompts, generated + columns.remaining_tokens)
+
+    def spread(self, problem: Problem, a: int, whole: FloatArray, to_go: IntArray) -> FloatArray:
+        """Seconds charged to a step, where a catch-up may be charged to all tokens to go, `[requests]`."""
+        most = self.most_tokens * posing.BOLD
+        served = np.clip(posing.SURELY * self.share * to_go, 1.0, most)
+        return np.asarray(whole * np.minimum((1.0 + problem.gain[a, :, -1]) / served, 1.0))
 
     def _charged(self, view: BatchView, problem: Problem, a: int, horizon: Horizon) -> FloatArray:
         columns = columns_of(view)
