@@ -12,7 +12,7 @@ from sdcontrol.policies.stretches import Stretches
 from sdcontrol.policies.taking_up import TakingUp
 from tests.plan_instances import DrawnCost
 
-ARM = "draft_model"
+ARM, ARMS = "draft_model", ("ngram", "draft_model")
 OLD, NEW = (190, 10), (0, 200)  # tokens generated, and to go: of 200, after a prompt of 800
 
 
@@ -25,15 +25,18 @@ def view_of(
         context = 800 + generated
         hint = Hint(catch_up_tokens=0 if r < caught_up else context)
         name = f"{prefix}{r}"
-        made.append(RequestView(name, context, generated, remaining, 0.0, (ARM,), {ARM: hint}))
+        made.append(RequestView(name, context, generated, remaining, 0.0, ARMS, {ARM: hint}))
     return BatchView(step, tuple(made), 10_000)
 
 
-def belief(requests: int, *, accepted: float = 0.7, round_seconds: float = 0.4) -> Belief:
+def belief(
+    requests: int, *, accepted: float = 0.7, round_seconds: float = 0.4, looked_up: float = 0.0
+) -> Belief:
     """One draft token; a plain step of four takes 1.04 s, catching up with a prompt 0.8."""
-    rounds = {ARM: (round_seconds, 0.0, 0.0)}
+    rounds = {"ngram": (0.0, 0.0, 0.0), ARM: (round_seconds, 0.0, 0.0)}
     cost = DrawnCost("linear", 1.0, 0.01, 1, 0.0, rounds, per_catch_up_token=0.001)
-    return Belief({ARM: np.full((requests, 1), accepted)}, cost)
+    rates = {"ngram": looked_up, ARM: accepted}
+    return Belief({arm: np.full((requests, 1), rate) for arm, rate in rates.items()}, cost)
 
 
 def proven() -> Stretches:
@@ -59,12 +62,19 @@ def drafting(problem: Problem) -> list[int]:
 def taken_up(
     requests: list[tuple[int, int]], **told: float
 ) -> tuple[TakingUp, BatchView, Belief, Stretches]:
-    """After a look at these."""
+    """After enough looks at these."""
     view, believed, stretches = view_of(requests), belief(len(requests), **told), proven()
     taking_up = TakingUp(stretches)
     assert taking_up.looks(view, 1.0)
-    taking_up.priced(view, problem_of(view, believed, stretches))
+    look_at(taking_up, view, believed, times=3)
+    assert taking_up.arm == ""  # one step says little
+    look_at(taking_up, view, believed)
     return taking_up, view, believed, stretches
+
+
+def look_at(taking_up: TakingUp, view: BatchView, believed: Belief, times: int = 1) -> None:
+    for _ in range(times):
+        taking_up.priced(view, problem_of(view, believed, taking_up.stretches))
 
 
 def test_whoever_comes_begins_where_all_would_be_faster() -> None:
@@ -79,10 +89,16 @@ def test_whoever_comes_begins_where_all_would_be_faster() -> None:
 
 @pytest.mark.parametrize(
     ("accepted", "round_seconds", "begins"),
-    # The rate of all over 4 / 1.04: 1.17; 1.060 and 1.043; a round of 0.6 s 1.03.
-    [(0.7, 0.4, True), (0.535, 0.4, True), (0.51, 0.4, False), (0.7, 0.6, False)],
+    # The rate of all over 4 / 1.04: 1.17; 1.025 and 1.018; a round of 0.6 s 1.034, of 0.65 s 1.005.
+    [
+        (0.7, 0.4, True),
+        (0.485, 0.4, True),
+        (0.475, 0.4, False),
+        (0.7, 0.6, True),
+        (0.7, 0.65, False),
+    ],
 )
-def test_it_has_to_be_better_by_a_twentieth(
+def test_it_has_to_be_better_by_two_hundredths(
     accepted: float, round_seconds: float, begins: bool
 ) -> None:
     told = {"accepted": accepted, "round_seconds": round_seconds}
@@ -99,24 +115,39 @@ def test_it_is_not_asked_where_there_is_no_steady_state_or_no_need() -> None:
     assert not TakingUp(Stretches()).looks(view_of(all_of_them), 1.0)  # nothing is known of it
 
 
+def test_runs_of_looked_up_text_are_averaged_out() -> None:
+    """A draft model would bring 2.5 % in every other step, and nothing beside look-ups in the others."""
+    view, taking_up = view_of([NEW, OLD, OLD, OLD]), TakingUp(proven())
+    for _ in range(20):
+        look_at(taking_up, view, belief(4, accepted=0.485, looked_up=0.9))
+        look_at(taking_up, view, belief(4, accepted=0.485))
+    assert taking_up.arm == ""
+
+
 def test_it_ends_with_the_last_one_that_was_there() -> None:
-    taking_up, view, believed, stretches = taken_up([NEW, OLD, OLD, OLD])
+    taking_up, _, believed, _ = taken_up([NEW, OLD, OLD, OLD])
     for prefix, arm in (("", ARM), ("next ", "")):
-        view = view_of([NEW] * 4, step=64, prefix=prefix)
-        taking_up.priced(view, problem_of(view, believed, stretches))
+        look_at(taking_up, view_of([NEW] * 4, step=64, prefix=prefix), believed)
         assert taking_up.arm == arm
 
 
 def test_it_ends_where_it_turns_out_to_bring_nothing() -> None:
     """Fewer are accepted than was believed; and next time more is asked of it."""
-    taking_up, view, believed, stretches = taken_up([NEW, OLD, OLD, OLD])
+    taking_up, view, believed, _ = taken_up([NEW, OLD, OLD, OLD])
     fewer = belief(4, accepted=0.2)
-    taking_up.priced(view, problem_of(view, fewer, stretches))
+    look_at(taking_up, view, fewer, times=3)
+    assert taking_up.arm == ARM
+    look_at(taking_up, view, fewer)
     assert taking_up.arm == ""
-    some = belief(4, accepted=0.535)
-    taking_up.priced(view, problem_of(view, some, stretches))
-    assert taking_up.arm == ""  # 6 % would have been enough before
-    taking_up.priced(view, problem_of(view, believed, stretches))
+    look_at(taking_up, view, belief(4, accepted=0.5), times=8)
+    assert taking_up.arm == ""  # 3.5 % would have been enough before
+    look_at(taking_up, view, believed, times=4)
+    assert taking_up.arm == ARM
+
+
+def test_where_all_have_caught_up_nothing_says_that_it_brings_nothing() -> None:
+    taking_up, _, _, _ = taken_up([NEW, OLD, OLD, OLD])
+    look_at(taking_up, view_of([NEW, OLD, OLD, OLD], caught_up=4), belief(4, accepted=0.2), times=8)
     assert taking_up.arm == ARM
 
 
@@ -125,9 +156,9 @@ def test_requests_may_leave_and_arms_may_go_meanwhile() -> None:
     fewer = view_of([NEW, OLD], step=33)
     problem = problem_of(fewer, belief(2), stretches)
     priced = taking_up.priced(fewer, problem)
-    assert priced.rounds[0, 1] == pytest.approx(0.2)  # each of two
+    assert priced.rounds[1, 1] == pytest.approx(0.2)  # each of two
     assert (priced.rounds[:, 2:] == problem.rounds[:, 2:]).all()
-    other = problem._replace(arms=("ngram",))
+    other = problem._replace(arms=("ngram", "other_model"))
     assert taking_up.priced(fewer, other) is other
 
 
@@ -136,9 +167,11 @@ def test_a_plan_says_so() -> None:
     policy.stretches, policy.taking_up = (known := proven()), TakingUp(known)
     timing = Timing({}, 1.04)
     policy.update(Observation(view, Plan.off(view), off, off, off, (1,) * 4, timing))
-    plan = policy.plan(view, belief(4))
+    for _ in range(4):
+        plan = policy.plan(view, belief(4))
     assert "draft_model is taken up by all" not in plan.reason  # so far nobody was followed
     policy.worth = None
-    plan = policy.plan(view, belief(4))
+    for _ in range(4):
+        plan = policy.plan(view, belief(4))
     assert "draft_model is taken up by all" in plan.reason
     assert [choice.drafter for choice in plan.choices] == [ARM, None, None, None]

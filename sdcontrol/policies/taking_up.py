@@ -23,16 +23,39 @@ from sdcontrol.policies.stretches import Stretches
 
 __all__ = ["TakingUp"]
 
-_STEPS = 32  # from one look to the next
-_LEAST_GAIN = 0.05  # of the rate, for which a drafter is taken up; twice as much after each time
+_STEPS = 8  # from one look to the next
+_LOOKS = 4  # over which rates are averaged: one step's says little, where what is looked up comes in runs
+_LEAST_GAIN = 0.02  # of the rate, for which a drafter is taken up; twice as much after each time
 _HOPED_SLOPE = 0.5  # of what a request more adds to a round, where not many ever shared one
 _FOLLOWED = 0.5  # share of requests after which others come, so that there is a steady state
-_FORGETS = 0.98  # of what is asked for beyond that, per look
+_FORGETS = 0.995  # of what is asked for beyond that, per look
 
 
 class _Steady(NamedTuple):
     rate: float  # tokens per second once all have caught up
     users: int
+
+
+class _Looks(NamedTuple):
+    """How many, and averages of what a token takes."""
+
+    number: int = 0
+    steady: float = 0.0  # seconds, once all have caught up
+    otherwise: float = 0.0  # the same
+
+    @property
+    def gain(self) -> float:
+        """By what share the rate would be better; 0 until there were enough looks."""
+        return self.otherwise / self.steady - 1.0 if self.number >= _LOOKS else 0.0
+
+    def with_one(self, steady: float, otherwise: float) -> "_Looks":
+        """After one more, of these rates."""
+        share = max(1.0 / (self.number + 1), 1.0 / _LOOKS)
+        return _Looks(
+            self.number + 1,
+            self.steady + share * (1.0 / steady - self.steady),
+            self.otherwise + share * (1.0 / otherwise - self.otherwise),
+        )
 
 
 class TakingUp:
@@ -45,6 +68,7 @@ class TakingUp:
         self._present: set[str] = set()  # requests, when it began
         self._least_gain = _LEAST_GAIN
         self._taken_up: set[str] = set()  # arms, ever
+        self._looks: dict[str, _Looks] = {}  # by arm
 
     def looks(self, view: BatchView, followed: float) -> bool:
         """Whether the problem of this step is to be `priced`; `followed` is the share of requests after which others come."""
@@ -70,17 +94,18 @@ class TakingUp:
             self._go_on(view, problem)
             return
         columns, now = columns_of(view), maximise(problem).rate
-        late = _late(columns)
+        before, self._looks, late = self._looks, {}, _late(columns)
         for a, arm in enumerate(problem.arms):
-            if not late[columns.arms.index(arm)]:
+            if not (late[columns.arms.index(arm)] and problem.catch_up[a].any()):
                 continue
             steady = self._steady(view, problem if arm in self._taken_up else _hoped(problem, a), a)
-            if steady.users > 1 and steady.rate > (1.0 + self._least_gain) * now:
+            looks = self._looks[arm] = before.get(arm, _Looks()).with_one(steady.rate, now)
+            if steady.users > 1 and looks.gain > self._least_gain:
                 self._begin(view, arm, steady.users)
                 return
 
     def _begin(self, view: BatchView, arm: str, users: int) -> None:
-        self.arm, self._users = arm, users
+        self.arm, self._users, self._looks = arm, users, {}
         self._present = {request.id for request in view.requests}
         self._taken_up.add(arm)
         self._least_gain *= 2.0
@@ -89,17 +114,21 @@ class TakingUp:
         """Stop where everybody has gone who was there, or it would bring nothing."""
         is_over = self._present.isdisjoint(request.id for request in view.requests)
         if not is_over and self.arm in problem.arms:
-            a = problem.arms.index(self.arm)
-            others = set(range(len(problem.arms))) - {a}
-            steady = self._steady(view, problem, a)
-            is_over = steady.users < 2 or steady.rate < maximise(only(problem, others)).rate
+            is_over = self._brings_nothing(view, problem, problem.arms.index(self.arm))
         if is_over:
-            self.arm = ""
+            self.arm, self._looks = "", {}
+
+    def _brings_nothing(self, view: BatchView, problem: Problem, a: int) -> bool:
+        if not problem.catch_up[a].any():  # all have caught up, and what it takes is not told
+            return False
+        without = maximise(only(problem, set(range(len(problem.arms))) - {a})).rate
+        before = self._looks.get(self.arm, _Looks())
+        looks = before.with_one(self._steady(view, problem, a).rate, without)
+        self._looks[self.arm] = looks
+        return looks.number >= _LOOKS and looks.gain <= 0.0
 
     def _steady(self, view: BatchView, problem: Problem, a: int) -> _Steady:
         """What a step would be if each request had caught up when it came."""
-        if not problem.catch_up[a].any():  # nobody says how long it takes, and nobody has to
-            return _Steady(np.inf, problem.batch)
         asked = _shared(problem, a, problem.batch, self.stretches.steady(view, problem, a))
         return _worth(problem, asked, maximise(asked), a)
 
