@@ -7,6 +7,7 @@ over more takes turns that do not pay. Knows nothing of costs or of how plans ar
 observations.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -79,20 +80,31 @@ class Stretches:
         """Seconds of each request's catch-up, `[requests]`."""
         return np.asarray(problem.catch_up[a] / self.charged(view, problem, a))
 
-    def steady(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
-        """Seconds that each request's step would be charged if it had caught up with its prompt when it came."""
+    def steady(
+        self, view: BatchView, problem: Problem, a: int, tokens: float = math.inf
+    ) -> FloatArray:
+        """Seconds that each request's step would be charged if it had caught up with its prompt when it came.
+
+        A step emits `tokens` of a request, or as many as it may draft, if those are fewer.
+        """
         columns = columns_of(view)
         lags = columns.catch_up_tokens[columns.arms.index(problem.arms[a])]
         generated = np.array([request.generated_tokens for request in view.requests])
         prompts = np.maximum(columns.context_tokens - generated, 0)
-        per_token = self.whole(view, problem, a).sum() / max(lags.sum(), 1)
-        return self.spread(problem, a, per_token * prompts, generated + columns.remaining_tokens)
+        whole = self.whole(view, problem, a).sum() / max(lags.sum(), 1) * prompts
+        return self._spread(problem, a, whole, generated + columns.remaining_tokens, tokens)
 
-    def spread(self, problem: Problem, a: int, whole: FloatArray, to_go: IntArray) -> FloatArray:
-        """Seconds charged to a step, where a catch-up may be charged to all tokens to go, `[requests]`."""
-        most = self.most_tokens * posing.BOLD
-        served = np.clip(posing.SURELY * self.share * to_go, 1.0, most)
-        return np.asarray(whole * np.minimum((1.0 + problem.gain[a, :, -1]) / served, 1.0))
+    def at_once(self, view: BatchView, problem: Problem, a: int, tokens: float) -> FloatArray:
+        """The same where each catches up now, and gets all that it has to go from that."""
+        whole, to_go = self.whole(view, problem, a), columns_of(view).remaining_tokens
+        return self._spread(problem, a, whole, to_go, tokens)
+
+    def _spread(
+        self, problem: Problem, a: int, whole: FloatArray, to_go: IntArray, tokens: float
+    ) -> FloatArray:
+        served = np.clip(posing.SURELY * self.share * to_go, 1.0, self.most_tokens * posing.BOLD)
+        emitted = np.minimum(1.0 + problem.gain[a, :, -1], tokens)
+        return np.asarray(whole * np.minimum(emitted / served, 1.0))
 
     def _charged(self, view: BatchView, problem: Problem, a: int, horizon: Horizon) -> FloatArray:
         columns = columns_of(view)

@@ -34,6 +34,7 @@ _FORGETS = 0.995  # of what is asked for beyond that, per look
 class _Steady(NamedTuple):
     rate: float  # tokens per second once all have caught up
     users: int
+    tokens: float  # of each of them
 
 
 class _Looks(NamedTuple):
@@ -69,6 +70,7 @@ class TakingUp:
         self._least_gain = _LEAST_GAIN
         self._taken_up: set[str] = set()  # arms, ever
         self._looks: dict[str, _Looks] = {}  # by arm
+        self._tokens: dict[str, float] = {}  # by arm, that a step emits of who uses it
 
     def looks(self, view: BatchView, followed: float) -> bool:
         """Whether the problem of this step is to be `priced`; `followed` is the share of requests after which others come."""
@@ -84,8 +86,8 @@ class TakingUp:
         if self.arm not in problem.arms:
             return problem
         a = problem.arms.index(self.arm)
-        whole, remaining = self.stretches.whole(view, problem, a), columns_of(view).remaining_tokens
-        charged = self.stretches.spread(problem, a, whole, remaining)
+        tokens = self._tokens[self.arm]
+        charged = self.stretches.at_once(view, problem, a, tokens)
         return _shared(problem, a, self._users, charged)
 
     def _decide(self, view: BatchView, problem: Problem) -> None:
@@ -129,8 +131,13 @@ class TakingUp:
 
     def _steady(self, view: BatchView, problem: Problem, a: int) -> _Steady:
         """What a step would be if each request had caught up when it came."""
-        asked = _shared(problem, a, problem.batch, self.stretches.steady(view, problem, a))
-        return _worth(problem, asked, maximise(asked), a)
+        tokens = self._tokens.get(problem.arms[a], np.inf)
+        charged = self.stretches.steady(view, problem, a, tokens)
+        asked = _shared(problem, a, problem.batch, charged)
+        steady = _worth(problem, asked, maximise(asked), (a, tokens))
+        if steady.users:
+            self._tokens[problem.arms[a]] = steady.tokens
+        return steady
 
 
 def _late(columns: Columns) -> NDArray[np.bool_]:
@@ -155,16 +162,17 @@ def _shared(problem: Problem, a: int, users: int, charged: FloatArray) -> Proble
     return problem._replace(rounds=rounds, catch_up=catch_up)
 
 
-def _worth(problem: Problem, asked: Problem, answer: Answer, a: int) -> _Steady:
+def _worth(problem: Problem, asked: Problem, answer: Answer, use: tuple[int, float]) -> _Steady:
     """The rate of a plan where rounds take what they do, and catch-ups are charged for what is emitted."""
-    uses = (answer.arm == a) & (answer.length > 0)
+    a, tokens = use
     seconds, f = answer.seconds, problem.family[a]
     of_family = (problem.family[answer.arm] == f) & (answer.length > 0)
     for j in range(int(answer.length[of_family].max(initial=0))):
         k = int((answer.length[of_family] > j).sum())
         seconds += problem.rounds[f, k] - asked.rounds[f, k]
-    rows = np.flatnonzero(uses)
+    rows = np.flatnonzero((answer.arm == a) & (answer.length > 0))
     gain = problem.gain[a, rows]
     emitted = 1.0 + gain[np.arange(len(rows)), answer.length[rows]]
-    seconds -= (asked.catch_up[a, rows] * (1.0 - emitted / (1.0 + gain[:, -1]))).sum()
-    return _Steady(answer.gain / seconds, len(rows))
+    charged = np.minimum(1.0 + gain[:, -1], tokens)
+    seconds += (asked.catch_up[a, rows] * (emitted / charged - 1.0)).sum()
+    return _Steady(answer.gain / seconds, len(rows), float(emitted.sum()) / max(len(rows), 1))
