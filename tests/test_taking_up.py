@@ -1,5 +1,7 @@
 """All take up a drafter together that none of them would begin with."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -129,6 +131,16 @@ def test_it_ends_with_the_last_one_that_was_there() -> None:
     for prefix, arm in (("", ARM), ("next ", "")):
         look_at(taking_up, view_of([NEW] * 4, step=64, prefix=prefix), believed)
         assert taking_up.arm == arm
+
+
+def test_it_ends_where_names_are_used_again_and_prompts_are_computed_in_every_step() -> None:
+    """At the latest when the one with most to go, 200 tokens, must have gone: 26 looks."""
+    taking_up, _, believed, _ = taken_up([NEW, OLD, OLD, OLD])
+    view = replace(view_of([NEW] * 4), prefill_tokens=8)
+    look_at(taking_up, view, believed, times=25)
+    assert taking_up.arm == ARM
+    look_at(taking_up, view, believed)
+    assert taking_up.arm == ""
 
 
 def test_it_ends_where_it_turns_out_to_bring_nothing() -> None:

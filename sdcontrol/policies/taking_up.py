@@ -67,6 +67,7 @@ class TakingUp:
         self.arm = ""
         self._users = 0
         self._present: set[str] = set()  # requests, when it began
+        self._left = 0  # looks until they must have gone, if names are used again
         self._least_gain = _LEAST_GAIN
         self._taken_up: set[str] = set()  # arms, ever
         self._looks: dict[str, _Looks] = {}  # by arm
@@ -81,7 +82,7 @@ class TakingUp:
 
     def priced(self, view: BatchView, problem: Problem) -> Problem:
         """The problem as it is, or as it will be once a drafter was taken up."""
-        if view.step % _STEPS == 0 and not view.prefill_tokens:
+        if view.step % _STEPS == 0:
             self._decide(view, problem)
         if self.arm not in problem.arms:
             return problem
@@ -109,13 +110,16 @@ class TakingUp:
     def _begin(self, view: BatchView, arm: str, users: int) -> None:
         self.arm, self._users, self._looks = arm, users, {}
         self._present = {request.id for request in view.requests}
+        self._left = int(columns_of(view).remaining_tokens.max()) // _STEPS + 1
         self._taken_up.add(arm)
         self._least_gain *= 2.0
 
     def _go_on(self, view: BatchView, problem: Problem) -> None:
         """Stop where everybody has gone who was there, or it would bring nothing."""
+        self._left -= 1
         is_over = self._present.isdisjoint(request.id for request in view.requests)
-        if not is_over and self.arm in problem.arms:
+        is_over = is_over or self._left <= 0
+        if not is_over and self.arm in problem.arms and not view.prefill_tokens:
             is_over = self._brings_nothing(view, problem, problem.arms.index(self.arm))
         if is_over:
             self.arm, self._looks = "", {}
