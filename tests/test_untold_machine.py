@@ -120,90 +120,48 @@ def _always(view: BatchView, arm: str, num_draft_tokens: int) -> Plan:
     return Plan.uniform(view, arm, num_draft_tokens) if num_draft_tokens else Plan.off(view)
 
 
+_FREE_TOKENS = 1e-2, 5e-6  # seconds of a forward, and of a token of it, as on a GPU
+_DEAR_TOKENS = 2e-3, 4e-4
+_MODEL = 0.8, 1e-3, 2e-5  # what is accepted; seconds of a round, and of a token to catch up with
+
+
+def _free(forward: tuple[float, float], arm: str, rate: float) -> Loop:
+    """Eight requests, and a drafter that takes no time."""
+    return Loop(8, lambda n: forward[0] + forward[1] * n, {arm: rate}, {})
+
+
+def _with_model(
+    batch: int,
+    forward: tuple[float, float],
+    model: tuple[float, float, float],
+    requests: tuple[int, tuple[int, int]],  # tokens of their prompts, and of their answers
+    **look_ups: float,
+) -> Loop:
+    rate, seconds, caught_up = model
+    rates, rounds = {**look_ups, "model": rate}, {"model": seconds}
+    return Loop(batch, lambda n: forward[0] + forward[1] * n, rates, rounds, *requests, caught_up)
+
+
 @pytest.mark.parametrize(
     ("loop", "least"),
     [
-        # Tokens that are all but free, as on a GPU, where more than twice as dear was assumed.
-        (Loop(8, lambda n: 1e-2 + 5e-6 * n, {"suffix": 0.8}, {}), 0.95),
-        (Loop(8, lambda n: 1e-2 + 5e-6 * n, {"ngram": 0.6}, {}), 0.95),
-        # Tokens that are dear.
-        (Loop(8, lambda n: 2e-3 + 4e-4 * n, {"ngram": 0.7}, {}), 0.98),
+        # Tokens that are all but free, where more than twice as dear was assumed.
+        (_free(_FREE_TOKENS, "suffix", 0.8), 0.95),
+        (_free(_FREE_TOKENS, "ngram", 0.6), 0.95),
+        (_free(_DEAR_TOKENS, "ngram", 0.7), 0.98),
         # A small model beside a large one, and look-ups that are good: a tenth as dear as assumed.
         (
-            Loop(
-                16,
-                lambda n: 7e-3 + 2e-5 * n,
-                {"ngram": 0.8, "model": 0.9},
-                {"model": 1.5e-4},
-                400,
-                (150, 250),
-                1e-6,
-            ),
+            _with_model(16, (7e-3, 2e-5), (0.9, 1.5e-4, 1e-6), (400, (150, 250)), ngram=0.8),
             0.95,
         ),
         # Long prompts, that a draft model has to catch up with once: worth 16 steps, and paid back.
-        (
-            Loop(
-                4,
-                lambda n: 1e-2 + 2e-4 * n,
-                {"model": 0.8},
-                {"model": 1e-3},
-                8000,
-                (1500, 2500),
-                2e-5,
-            ),
-            0.95,
-        ),
+        (_with_model(4, (1e-2, 2e-4), _MODEL, (8000, (1500, 2500))), 0.95),
         # The same for more requests, whose rounds pay only together: nobody would go first.
-        (
-            Loop(
-                8,
-                lambda n: 1e-2 + 2e-4 * n,
-                {"model": 0.8},
-                {"model": 1e-3},
-                2000,
-                (200, 400),
-                2e-5,
-            ),
-            0.88,
-        ),
-        (
-            Loop(
-                8,
-                lambda n: 2e-2 + 2e-4 * n,
-                {"model": 0.8},
-                {"model": 2e-3},
-                8000,
-                (200, 600),
-                1e-5,
-            ),
-            0.85,
-        ),
-        # Nor do all of them, for answers that are short: each would have its prompt and its rounds to pay.
-        (
-            Loop(
-                32,
-                lambda n: 1e-2 + 5e-5 * n,
-                {"model": 0.8},
-                {"model": 1e-3},
-                2000,
-                (100, 300),
-                5e-6,
-            ),
-            0.82,
-        ),
-        (
-            Loop(
-                16,
-                lambda n: 1e-2 + 1e-4 * n,
-                {"model": 0.7},
-                {"model": 2e-3},
-                4000,
-                (300, 600),
-                5e-6,
-            ),
-            0.87,
-        ),
+        (_with_model(8, (1e-2, 2e-4), _MODEL, (2000, (200, 400))), 0.88),
+        (_with_model(8, (2e-2, 2e-4), (0.8, 2e-3, 1e-5), (8000, (200, 600))), 0.85),
+        # Nor would anybody follow, for answers that are short: all have to take it up.
+        (_with_model(32, (1e-2, 5e-5), (0.8, 1e-3, 5e-6), (2000, (100, 300))), 0.82),
+        (_with_model(16, (1e-2, 1e-4), (0.7, 2e-3, 5e-6), (4000, (300, 600))), 0.87),
     ],
     ids=[
         "flat",
