@@ -58,7 +58,8 @@ class Goodput(Policy):
     `probe_share` of the time may go into trying arms that are off, at most `probe_tokens` at a
     time, and other lengths, where all steps are alike. A catch-up is spread over the tokens that catch-ups served
     lately (`stretches`), at most `catch_up_horizon_tokens`, and a request's first over up to 8 times as many. Where
-    `waits_for_slowest` a token counts by what it saves of the batch's time (`weighing`).
+    `waits_for_slowest` a token counts by what it saves of the batch's time (`weighing`). What pays once all use it
+    is taken up by all (`taking_up`).
     """
 
     refines_by_confidence = True
@@ -83,9 +84,8 @@ class Goodput(Policy):
             return Plan.off(view)
         horizon, pace = self.stretches.horizon, self._pace(view)
         may_probe, takes_up = self.probing.looks(view), self.taking_up.looks(view, pace[-1][-1])
-        answered = None
-        if not (may_probe or takes_up):
-            answered = answer_at_once(view, belief, horizon, pace)
+        is_usual = not (may_probe or takes_up)
+        answered = answer_at_once(view, belief, horizon, pace) if is_usual else None
         if answered is not None:
             return _plan(answered)
         problem = read(view, belief, horizon)

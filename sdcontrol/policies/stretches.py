@@ -3,7 +3,7 @@
 What a drafter's cache lacks is computed in the first round of a stretch of drafting with it. A request's first
 catch-up, of its prompt mostly, serves all stretches that it still has, which together are a share of the tokens
 to go; later ones, where drafters take turns, serve a stretch of a few tokens each. Whoever spreads either
-over more takes turns that do not pay. Knows nothing of costs or of how plans are made. A fold over
+over more takes turns that do not pay. Knows nothing of how plans are made. A fold over
 observations.
 """
 
@@ -67,7 +67,9 @@ class Stretches:
         return self._charged(view, problem, a, self.horizon)
 
     def hoped(self, view: BatchView, problem: Problem, a: int) -> float:
-        """What would be charged for catch-ups if all that may come of them did, over what is charged."""
+        """What would be charged for catch-ups over what is charged: if all that may come of them did, or if each
+        request had caught up when it came, whichever is less.
+        """
         charged = problem.catch_up[a]
         if not charged.any():
             return 1.0

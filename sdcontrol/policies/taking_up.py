@@ -6,7 +6,8 @@ everybody would be faster: each plan is the best one for its step, and none for 
 asked what a step would take if every request had caught up when it came, and shared its rounds with the
 others. Where that is better than what is, by more than chance, requests are planned as if it were so, until those that are
 there have gone: rounds cost what they will when they are shared, and a catch-up is charged to all that a request has to go.
-A fold over observations, but for `priced`, which is asked in steps that it `looks` at.
+What is taken up is decided while plans are made, and by no observation: whoever asks for other plans than a run did,
+or for one twice, may decide otherwise.
 """
 
 from typing import NamedTuple
@@ -37,23 +38,23 @@ class _Steady(NamedTuple):
     tokens: float  # of each of them
 
 
-class _Looks(NamedTuple):
-    """How many, and averages of what a token takes."""
+class _Compared(NamedTuple):
+    """Averages of what a token takes."""
 
-    number: int = 0
+    looks: int = 0
     steady: float = 0.0  # seconds, once all have caught up
     otherwise: float = 0.0  # the same
 
     @property
     def gain(self) -> float:
         """By what share the rate would be better; 0 until there were enough looks."""
-        return self.otherwise / self.steady - 1.0 if self.number >= _LOOKS else 0.0
+        return self.otherwise / self.steady - 1.0 if self.looks >= _LOOKS else 0.0
 
-    def with_one(self, steady: float, otherwise: float) -> "_Looks":
+    def with_one(self, steady: float, otherwise: float) -> "_Compared":
         """After one more, of these rates."""
-        share = max(1.0 / (self.number + 1), 1.0 / _LOOKS)
-        return _Looks(
-            self.number + 1,
+        share = max(1.0 / (self.looks + 1), 1.0 / _LOOKS)
+        return _Compared(
+            self.looks + 1,
             self.steady + share * (1.0 / steady - self.steady),
             self.otherwise + share * (1.0 / otherwise - self.otherwise),
         )
@@ -70,7 +71,7 @@ class TakingUp:
         self._left = 0  # looks until they must have gone, if names are used again
         self._least_gain = _LEAST_GAIN
         self._taken_up: set[str] = set()  # arms, ever
-        self._looks: dict[str, _Looks] = {}  # by arm
+        self._compared: dict[str, _Compared] = {}  # by arm
         self._tokens: dict[str, float] = {}  # by arm, that a step emits of who uses it
 
     def looks(self, view: BatchView, followed: float) -> bool:
@@ -97,18 +98,18 @@ class TakingUp:
             self._go_on(view, problem)
             return
         columns, now = columns_of(view), maximise(problem).rate
-        before, self._looks, late = self._looks, {}, _late(columns)
+        before, self._compared, late = self._compared, {}, _late(columns)
         for a, arm in enumerate(problem.arms):
             if not (late[columns.arms.index(arm)] and problem.catch_up[a].any()):
                 continue
             steady = self._steady(view, problem if arm in self._taken_up else _hoped(problem, a), a)
-            looks = self._looks[arm] = before.get(arm, _Looks()).with_one(steady.rate, now)
-            if steady.users > 1 and looks.gain > self._least_gain:
+            compared = self._compared[arm] = before.get(arm, _Compared()).with_one(steady.rate, now)
+            if steady.users > 1 and compared.gain > self._least_gain:
                 self._begin(view, arm, steady.users)
                 return
 
     def _begin(self, view: BatchView, arm: str, users: int) -> None:
-        self.arm, self._users, self._looks = arm, users, {}
+        self.arm, self._users, self._compared = arm, users, {}
         self._present = {request.id for request in view.requests}
         self._left = int(columns_of(view).remaining_tokens.max()) // _STEPS + 1
         self._taken_up.add(arm)
@@ -122,16 +123,16 @@ class TakingUp:
         if not is_over and self.arm in problem.arms and not view.prefill_tokens:
             is_over = self._brings_nothing(view, problem, problem.arms.index(self.arm))
         if is_over:
-            self.arm, self._looks = "", {}
+            self.arm, self._compared = "", {}
 
     def _brings_nothing(self, view: BatchView, problem: Problem, a: int) -> bool:
         if not problem.catch_up[a].any():  # all have caught up, and what it takes is not told
             return False
         without = maximise(only(problem, set(range(len(problem.arms))) - {a})).rate
-        before = self._looks.get(self.arm, _Looks())
-        looks = before.with_one(self._steady(view, problem, a).rate, without)
-        self._looks[self.arm] = looks
-        return looks.number >= _LOOKS and looks.gain <= 0.0
+        before = self._compared.get(self.arm, _Compared())
+        compared = before.with_one(self._steady(view, problem, a).rate, without)
+        self._compared[self.arm] = compared
+        return compared.looks >= _LOOKS and compared.gain <= 0.0
 
     def _steady(self, view: BatchView, problem: Problem, a: int) -> _Steady:
         """What a step would be if each request had caught up when it came."""
