@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, FloatArray, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.traces.reader import Trace
+from sdcontrol.traces.recorder import Recorder
+from sdcontrol.traces.replay import replay_exactly
 
 
 @dataclass(frozen=True)
@@ -178,3 +182,17 @@ def _with_model(
 def test_little_is_lost_to_the_best_fixed_setting(loop: Loop, least: float) -> None:
     """All of 900 steps, learning included."""
     assert loop.speed(900) > least * loop.best_fixed(900)
+
+
+def test_what_was_taken_up_is_replayed_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decided while plans are made, and a replay asks for the same ones."""
+    recorder = Recorder(Controller(clock=None), tmp_path / "trace")
+    monkeypatch.setattr(f"{__name__}.Controller", lambda: recorder)
+    _with_model(16, (1e-2, 1e-4), (0.7, 2e-3, 5e-6), (4000, (300, 600))).speed(700)
+    recorder.close()
+    plans = [step.observation.plan for step in Trace(tmp_path / "trace").steps()]
+    assert any("is taken up by all" in plan.reason for plan in plans)
+    report = replay_exactly(tmp_path / "trace")
+    assert (report.num_plans, report.num_differences) == (700, 0)
