@@ -14,6 +14,7 @@ COMMANDS = (
     ("benchmarks.simulated_regret",),
     ("benchmarks.simulated_promise",),
     ("benchmarks.closed_batches", "--live"),
+    ("benchmarks.late_draft_model",),
     ("benchmarks.regret",),
     ("benchmarks.replay", "--json"),
     ("benchmarks.fidelity", "--json"),

@@ -12,23 +12,18 @@ turns in every block, the best fixed setting is chosen on odd blocks, and scored
 
 import argparse
 import json
-import random
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import transformers
 
 from benchmarks.measuring import RESULTS, write_results
-from benchmarks.regret.arms import fixed_specs
+from benchmarks.regret.among_fixed import among_fixed
 from benchmarks.regret.grid import CLOSED, Case
-from benchmarks.regret.rig import Arm, Rig
-from benchmarks.regret.scoring import best_on_odd, even
 from benchmarks.simulated_regret import ADAPTIVE, ALONE, MACHINES, measure_closed
-from sdcontrol.experiments.compare import paired_ratio
 
-_OUTCLASSED = 0.75  # of the best fixed setting's rate
 _BATCH_SIZES = (4, 16)
 _SEEDS = 2
 
@@ -52,59 +47,29 @@ def simulated() -> list[dict[str, object]]:
 
 def live(case: Case) -> dict[str, object]:
     """One cell."""
-    rig = Rig(case)
-    try:
-        rates, steps = _take_turns(rig, case.blocks)
-    finally:
-        rig.close()
-    best = best_on_odd(rates, [name for name in rates if name not in (ADAPTIVE, ALONE)])
-    ours = even(rates[ADAPTIVE])
+    alone = {"kind": "goodput", "waits_for_slowest": False}
+    found = among_fixed(case, {ADAPTIVE: ADAPTIVE, ALONE: alone})
+    best = found.best
     ratios = {
-        "goodput_to_best_fixed": paired_ratio(ours, even(rates[best])),
-        "goodput_to_each_step_alone": paired_ratio(ours, even(rates[ALONE])),
-        "goodput_to_off": paired_ratio(ours, even(rates["off"])),
-        "each_step_alone_to_best_fixed": paired_ratio(even(rates[ALONE]), even(rates[best])),
+        "goodput_to_best_fixed": found.ratio(ADAPTIVE, best),
+        "goodput_to_each_step_alone": found.ratio(ADAPTIVE, ALONE),
+        "goodput_to_off": found.ratio(ADAPTIVE, "off"),
+        "each_step_alone_to_best_fixed": found.ratio(ALONE, best),
     }
     words = ", ".join(
         f"{k} {r.median:.3f} ({r.low:.3f} to {r.high:.3f})" for k, r in ratios.items()
     )
     print(f"{case.name} best fixed {best}: {words}", flush=True)
+    steps = {name: statistics.mean(found.steps[name]) for name in (best, ADAPTIVE, ALONE)}
     return {
         "name": case.name,
         "is_simulated": False,
         "best_fixed": best,
         "blocks": case.blocks,
         **{name: ratio.to_dict() for name, ratio in ratios.items()},
-        "steps_per_batch": {name: statistics.mean(steps[name]) for name in (best, ADAPTIVE, ALONE)},
-        "rates": {name: [round(rate, 2) for rate in row] for name, row in rates.items()},
+        "steps_per_batch": steps,
+        "rates": {name: [round(rate, 2) for rate in row] for name, row in found.rates.items()},
     }
-
-
-def _take_turns(rig: Rig, blocks: int) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
-    """By arm: tokens per second in each block, and steps. Block 0 warms up and is not counted."""
-    alone = {"kind": "goodput", "waits_for_slowest": False}
-    specs = {**fixed_specs(rig.case), ADAPTIVE: ADAPTIVE, ALONE: alone}
-    arms = {name: Arm(name, spec) for name, spec in specs.items()}
-    rates: dict[str, list[float]] = {name: [] for name in arms}
-    steps: dict[str, list[int]] = {name: [] for name in arms}
-    rng = random.Random(0)
-    for block in range(blocks + 1):
-        for name in rng.sample(list(arms), len(arms)):
-            run = rig.run(arms[name], 0, block)
-            if block:
-                rates[name].append(run.rate)
-                steps[name].append(run.stats.steps)
-        if block == 1:
-            _drop_outclassed(arms, rates)
-    return {name: rates[name] for name in arms}, steps
-
-
-def _drop_outclassed(arms: dict[str, Arm], rates: Mapping[str, Sequence[float]]) -> None:
-    fixed = [name for name in arms if name not in (ADAPTIVE, ALONE)]
-    most = max(rates[name][0] for name in fixed)
-    for name in fixed:
-        if name != "off" and rates[name][0] < _OUTCLASSED * most:
-            del arms[name]
 
 
 def _earlier_live() -> list[dict[str, object]]:

@@ -198,6 +198,26 @@ def closed_batches() -> str:
     return f"{table(heads, rows)}\n\n{made(found)}"
 
 
+def late_draft_model() -> str:
+    """Live cells whose draft model computes each prompt."""
+    found = results("late_draft_model")
+    keys = ("goodput_to_best_fixed", "goodput_to_each_for_itself", "goodput_to_off")
+    rows = []
+    for row in found["results"]:
+        ratios = [row[key] for key in (*keys, "best_fixed_to_off")]
+        words = (f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in ratios)
+        rows.append((row["name"], row["best_fixed"], *words))
+    heads = (
+        "cell",
+        "best fixed",
+        "of best fixed",
+        "of each for itself",
+        "of off",
+        "best fixed of off",
+    )
+    return f"{table(heads, rows)}\n\n{made(found)}"
+
+
 def regret() -> str:
     """Live cells and workloads."""
     return live_regret("regret")
@@ -445,6 +465,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         simulated_promise,
         known_machine,
         closed_batches,
+        late_draft_model,
         regret,
         regret_epyc,
         learned,

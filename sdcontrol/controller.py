@@ -132,7 +132,7 @@ class Controller:
             self.cost.hide_plain_steps()
 
     def runs_on(self, device: str, models: Mapping[str, Mapping[str, object]]) -> None:
-        """Price as `price_by` says where device and models are known; an engine on a GPU says its own.
+        """Price as `price_by` says where device and models are known, or models alone; an engine says its own.
 
         `device` by its driver's name, `models` as parsed `config.json`s: "target", and draft models by family.
         """
@@ -140,11 +140,11 @@ class Controller:
             self.price_by(machine)
 
     def price_by(self, machine: KnownMachine) -> None:
-        """Start from its roofline, unless a cost was given or steps have been measured."""
+        """Start from what it says of costs, unless a cost was given or steps have been measured."""
         if self._has_own_cost or self.num_observed:
             return
         self.machine = machine
-        self.cost = OnlineCost(machine.cost(), self.token_edges)
+        self.cost = machine.online_cost(self.token_edges)
         if self.outlook is not None:
             self.cost.hide_plain_steps()
         self._learn_anew()

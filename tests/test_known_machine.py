@@ -13,7 +13,8 @@ from benchmarks.simulated_regret import KINDS
 from sdcontrol.controller import Controller
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
-from sdcontrol.estimators import hardware
+from sdcontrol.errors import ConfigError
+from sdcontrol.estimators import hardware, shapes
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.known_machine import KnownMachine, find_known
 from sdcontrol.estimators.roofline import Forward
@@ -162,10 +163,42 @@ def test_an_engine_says_what_runs_where_and_a_recording_keeps_it(
     assert not replay_exactly(trace, bare).is_exact  # it matters
 
 
-def test_a_cpu_is_not_in_the_table(tmp_path: Path) -> None:
+def test_on_a_device_that_is_not_known_sizes_say_what_a_catch_up_takes(tmp_path: Path) -> None:
+    """A CPU: a layer of two is half of what a token of a prompt passes. All else is assumed as ever."""
     controller = Controller("goodput")
-    _decode(tiny_model(), tiny_model(num_hidden_layers=1), controller)
-    assert controller.machine is None
+    with Recorder(controller, tmp_path / "trace") as recorder:
+        _decode(tiny_model(), tiny_model(num_hidden_layers=1), recorder)
+    machine = controller.machine
+    assert machine is not None
+    assert machine.hardware is None
+    with pytest.raises(ConfigError, match="a roofline needs it"):
+        machine.cost()
+    known, nothing = machine.online_cost((8, 16)), OnlineCost(None, (8, 16))
+    late = nothing.catch_up_seconds("draft_model", 500)
+    assert known.catch_up_seconds("draft_model", 500) == pytest.approx(0.5 / 0.2 * late)
+    assert known.catch_up_seconds("ngram", 500) == 0.0
+    for price in (known.draft_seconds, nothing.draft_seconds):
+        assert price("draft_model", 4.0, 1e3) == nothing.draft_seconds("draft_model", 4.0, 1e3)
+    assert (
+        known.verify_seconds(TOKENS, 4096.0, 1) == nothing.verify_seconds(TOKENS, 4096.0, 1)
+    ).all()
+    assert Trace(tmp_path / "trace").machine == machine
+    assert replay_exactly(tmp_path / "trace").is_exact
+
+
+def test_a_head_is_no_part_of_a_catch_up_and_experts_that_a_token_skips_are_none() -> None:
+    shares = {
+        name: shapes.by_name(name).parameters_per_token
+        / shapes.by_name("llama-3.1-8b").parameters_per_token
+        for name in ("llama-3.2-1b", "qwen3-30b-a3b", "llama-3.1-8b")
+    }
+    assert shares["llama-3.1-8b"] == 1.0
+    assert shares["llama-3.2-1b"] == pytest.approx(
+        0.973e9 / 6.98e9, rel=0.01
+    )  # 1.24e9, 8.03e9 with tables
+    assert shares["qwen3-30b-a3b"] == pytest.approx(
+        2.73e9 / 6.98e9, rel=0.02
+    )  # 3.3e9 active with tables
 
 
 def _decode(

@@ -2,16 +2,20 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import learned_live
+from benchmarks import late_draft_model, learned_live
+from benchmarks.regret import among_fixed as among
 from benchmarks.regret.__main__ import main, measure
-from benchmarks.regret.grid import CELLS, KINDS, RATES, WORKLOADS, PhaseSpec, quick
+from benchmarks.regret.arms import fixed_specs
+from benchmarks.regret.grid import CELLS, KINDS, LATE, RATES, WORKLOADS, PhaseSpec, quick
 from benchmarks.regret.pairs import Prompt, prompts_of, seed_of
 from benchmarks.regret.plot import svg
 from benchmarks.regret.results import misses
@@ -68,6 +72,40 @@ def test_arms_leave_the_cache_as_they_found_it(rig: Rig) -> None:
     cached = rig.run(Arm("arm", "static:ngram:4"), 1, 3).outputs
     assert rig.engine.pool.free_blocks == before
     assert rig.run(Arm("arm", "static:ngram:4"), 1, 3).outputs == cached
+
+
+def test_a_late_draft_model_computes_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every request that begins, whoever had the same one before; the target computes none."""
+    rig, lags = Rig(replace(quick(LATE[0]), tokens=12), is_tiny=True), dict[str, list[int]]()
+
+    def note(observation: Observation) -> None:
+        for request in observation.view.requests:
+            if (hint := request.hints.get("draft_model")) is not None:  # with a token to go, none
+                lags.setdefault(request.id, []).append(hint.catch_up_tokens)
+
+    monkeypatch.setattr(rig.engine, "_learn", note)
+    run = rig.run(Arm("arm", "static:draft_model:1"), 0, 1)
+    rig.close()
+    assert run.stats.prefill_tokens <= 12  # last tokens of prompts
+    assert len(lags) >= 12  # four generations of four, less what is under way
+    for first, *later in lags.values():
+        assert first == 256
+        assert all(lag <= 2 for lag in later)
+
+
+def test_adaptive_arms_are_scored_beside_every_fixed_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(among, "Rig", partial(Rig, is_tiny=True))
+    result: dict[str, Any] = late_draft_model.live(quick(LATE[0]))
+    fixed = set(fixed_specs(quick(LATE[0])))
+    assert result["best_fixed"] in fixed
+    assert {"off", "goodput", "each for itself"} <= set(result["rates"])
+    assert set(result["rates"]) <= fixed | {"goodput", "each for itself"}
+    assert all(len(row) == 2 for row in result["rates"].values())
+    even = {name: row[1] for name, row in result["rates"].items()}
+    ratio = result["goodput_to_off"]["median"]
+    assert ratio == pytest.approx(even["goodput"] / even["off"], rel=0.01)
 
 
 def test_kinds_are_accepted_at_their_own_rates(rig: Rig) -> None:

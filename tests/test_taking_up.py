@@ -1,5 +1,6 @@
 """All take up a drafter together that none of them would begin with."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from sdcontrol.policies.taking_up import TakingUp
 from tests.plan_instances import DrawnCost
 
 ARM, ARMS = "draft_model", ("ngram", "draft_model")
+STEPS = itertools.count(0, 8)
 OLD, NEW = (190, 10), (0, 200)  # tokens generated, and to go: of 200, after a prompt of 800
 
 
@@ -67,7 +69,6 @@ def taken_up(
     """After enough looks at these."""
     view, believed, stretches = view_of(requests), belief(len(requests), **told), proven()
     taking_up = TakingUp(stretches)
-    assert taking_up.looks(view, 1.0)
     look_at(taking_up, view, believed, times=3)
     assert taking_up.arm == ""  # one step says little
     look_at(taking_up, view, believed)
@@ -75,8 +76,11 @@ def taken_up(
 
 
 def look_at(taking_up: TakingUp, view: BatchView, believed: Belief, times: int = 1) -> None:
+    """In so many steps, the next ones that are looked at."""
     for _ in range(times):
-        taking_up.priced(view, problem_of(view, believed, taking_up.stretches))
+        now = replace(view, step=next(STEPS))
+        taking_up.looks(now, 1.0)
+        taking_up.priced(now, problem_of(now, believed, taking_up.stretches))
 
 
 def test_whoever_comes_begins_where_all_would_be_faster() -> None:
@@ -157,6 +161,17 @@ def test_it_ends_where_it_turns_out_to_bring_nothing() -> None:
     assert taking_up.arm == ARM
 
 
+@pytest.mark.parametrize(("accepted", "arm"), [(0.7, ARM), (0.2, "")])
+def test_no_more_is_asked_of_it_where_most_go_on_by_themselves(accepted: float, arm: str) -> None:
+    """Then nobody has caught up again, as where batches come all at once: 3.5 % are enough as before."""
+    taking_up, _, _, _ = taken_up([NEW, OLD, OLD, OLD])
+    later = view_of([NEW] * 4, caught_up=4, prefix="next ")
+    look_at(taking_up, later, belief(4, accepted=accepted))
+    assert taking_up.arm == ""
+    look_at(taking_up, view_of([NEW, OLD, OLD, OLD]), belief(4, accepted=0.5), times=8)
+    assert taking_up.arm == arm
+
+
 def test_where_all_have_caught_up_nothing_says_that_it_brings_nothing() -> None:
     taking_up, _, _, _ = taken_up([NEW, OLD, OLD, OLD])
     look_at(taking_up, view_of([NEW, OLD, OLD, OLD], caught_up=4), belief(4, accepted=0.2), times=8)
@@ -180,10 +195,27 @@ def test_a_plan_says_so() -> None:
     timing = Timing({}, 1.04)
     policy.update(Observation(view, Plan.off(view), off, off, off, (1,) * 4, timing))
     for _ in range(4):
-        plan = policy.plan(view, belief(4))
+        plan = policy.plan(replace(view, step=next(STEPS)), belief(4))
     assert "draft_model is taken up by all" not in plan.reason  # so far nobody was followed
     policy.worth = None
     for _ in range(4):
-        plan = policy.plan(view, belief(4))
+        plan = policy.plan(replace(view, step=next(STEPS)), belief(4))
     assert "draft_model is taken up by all" in plan.reason
     assert [choice.drafter for choice in plan.choices] == [ARM, None, None, None]
+
+
+def test_a_step_that_is_planned_again_counts_once() -> None:
+    """With its last plan: those that went before leave nothing."""
+    policy, view, others = Goodput(0.0), view_of([NEW, OLD, OLD, OLD]), belief(4, accepted=0.3)
+    policy.stretches, policy.worth = proven(), None
+    policy.taking_up = TakingUp(policy.stretches)
+    for _ in range(3):
+        step = next(STEPS)
+        for believed in (others, belief(4), others, belief(4)):
+            plan = policy.plan(replace(view, step=step), believed)
+            assert not policy.taking_up.arm
+    step = next(STEPS)
+    for believed, arm in ((belief(4), ARM), (others, ""), (belief(4), ARM)):
+        plan = policy.plan(replace(view, step=step), believed)
+        assert policy.taking_up.arm == arm
+        assert ("is taken up by all" in plan.reason) == bool(arm)

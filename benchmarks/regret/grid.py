@@ -53,6 +53,10 @@ class Case:
     sparse_budget: int = 128
     shares_prompts: bool = False  # phases decode the first requests of the largest one
     is_closed: bool = False  # requests that end are not followed by others
+    catches_up: bool = False  # the draft model knows no prompt before its first draft
+    generations: int = (
+        1  # requests in each place, one after the other, of which a run takes the time
+    )
 
     @property
     def work(self) -> tuple[float, ...]:
@@ -118,6 +122,23 @@ CLOSED: tuple[Case, ...] = tuple(
     )
 )
 """Batches that nothing follows, see `benchmarks.closed_batches`."""
+
+
+LATE: tuple[Case, ...] = tuple(
+    replace(
+        case,
+        name=f"late-{case.name}",
+        phases=case.phases[:1],
+        blocks=8,
+        catches_up=True,
+        generations=4,
+    )
+    for case in (
+        _cell(4, 3072, "free", "large", tokens=64),
+        _cell(8, 1024, "code", "large", tokens=96),
+    )
+)
+"""Requests that follow each other, whose prompts a draft model has to compute, see `benchmarks.late_draft_model`."""
 
 
 def _workload(name: str, phases: list[PhaseSpec], *, tokens: int) -> Case:

@@ -16,11 +16,21 @@ from benchmarks.regret.grid import KINDS, RATES, Case, PhaseSpec
 from sdcontrol.core import Hint, family_of
 from sdcontrol.engine.bundled import held_out_prompts, load_bundled, load_bundled_tokenizer
 from sdcontrol.engine.drafters.base import Draft, DraftRequest, DraftTask, KeepDrafting
+from sdcontrol.engine.drafters.draft_model import DraftModelDrafter
 from sdcontrol.engine.drafters.ngram import NgramDrafter
+from sdcontrol.engine.request import Request
 from sdcontrol.engine.verify import CoupledVerifier, SyntheticVerifier, Verifier
 from sdcontrol.engine.walk import VerifyTask
 
-__all__ = ["Pair", "Prompt", "TirelessNgram", "load_pair", "prompts_of", "seed_of"]
+__all__ = [
+    "LateDraftModel",
+    "Pair",
+    "Prompt",
+    "TirelessNgram",
+    "load_pair",
+    "prompts_of",
+    "seed_of",
+]
 
 _NAMES = tuple(RATES)  # kinds of prompt, in the order that seeds count them
 _PASSAGE_TOKENS = 64  # of a random prompt, repeated so that the n-gram drafter finds matches
@@ -70,6 +80,13 @@ class TirelessNgram(NgramDrafter):
         """Chains as long as asked for."""
         super().propose(tasks, keep_drafting)
         return [Draft.chain([t.request.tokens[-1]] * t.num_draft_tokens) for t in tasks]
+
+
+class LateDraftModel(DraftModelDrafter):
+    """Computes each request's prompt itself, whoever had the same one before."""
+
+    def _set_cached(self, request: Request, num_tokens: int) -> None:
+        self._cached[request.id] = num_tokens  # no block is marked as filled
 
 
 def seed_of(kind: str, block: int, index: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.regret.contexts import is_in_place, lay_out
 from benchmarks.regret.grid import Case
-from benchmarks.regret.pairs import Pair, Prompt, load_pair, prompts_of, seed_of
+from benchmarks.regret.pairs import LateDraftModel, Pair, Prompt, load_pair, prompts_of, seed_of
 from benchmarks.regret.shadows import SyntheticEngine
 from sdcontrol.controller import Controller
 from sdcontrol.core import Observation
@@ -80,13 +80,14 @@ class Rig:
         room = case.tokens * max(phase.stretch for phase in case.phases) + 32
         kv_tokens = sum(len(prompt.tokens) + room + 32 for prompt in prompts)
         self.sparse = f"sparse_kv:{case.sparse_budget}"
+        draft = LateDraftModel(self.pair.draft) if case.catches_up else self.pair.draft
         engine = SyntheticEngine if self.pair.is_synthetic else Engine
         self.engine = engine(
             self.pair.target,
             drafters={
                 "ngram": self.pair.ngram,
                 self.sparse: self.sparse,
-                "draft_model": self.pair.draft,
+                "draft_model": draft,
             },
             verification=self.pair.verifier,
             config=EngineConfig(kv_tokens=kv_tokens + kv_tokens // 8, max_batch_size=64),
@@ -124,13 +125,12 @@ class Rig:
         gc.collect()
         engine, prompts = self.engine, (self.training if is_training else self.phases)[phase]
         length = (tokens or self.case.tokens) * self.case.phases[phase].stretch
-        first = [self._submit(p, i, block, length) for i, p in enumerate(prompts)]
-        slots = dict(zip(first, range(len(prompts)), strict=True))
-        requests = [engine.requests[name] for name in first]
+        slots = self._begin(prompts, block, length)
+        requests = [engine.requests[name] for name in slots]
         engine.step()
         self._keep_to_themselves(slots)
         timed, shares = EngineStats(), []
-        target = len(prompts) * length
+        target = len(prompts) * length * self.case.generations
         started = time.perf_counter()
         while engine.has_work if self.case.is_closed else timed.emitted < target:
             before = engine.planner.observe_seconds
@@ -144,6 +144,15 @@ class Rig:
         self._drop(slots)
         outputs = tuple(tuple(request.output) for request in requests)
         return Run(timed.emitted, seconds, timed, tuple(shares), outputs)
+
+    def _begin(self, prompts: list[Prompt], block: int, length: int) -> dict[str, int]:
+        """The first requests, by name; those that the draft model knows nothing of shall not end all at once."""
+        count = len(prompts)
+        lengths = [length] * count
+        if self.case.catches_up:
+            lengths = [max(length * (i + 1) // count, 2) for i in range(count)]
+        rows = enumerate(zip(prompts, lengths, strict=True))
+        return {self._submit(prompt, i, block, tokens): i for i, (prompt, tokens) in rows}
 
     def _begin_again(
         self, slots: dict[str, int], prompts: list[Prompt], block: int, length: int

@@ -3,6 +3,8 @@
 Knows a prior, and what forwards of the target took; nothing of measured rounds.
 """
 
+from collections.abc import Mapping
+
 from sdcontrol.core import Cost
 from sdcontrol.estimators.forward import LearntForward
 from sdcontrol.estimators.rounds import RoundPrice
@@ -15,10 +17,16 @@ _REQUESTS, _KV_TOKENS = 32.0, 65536.0
 
 
 class AssumedRounds:
-    """A given prior at the measured speed, or a share of our own target's forward."""
+    """A given prior at the measured speed, or a share of our own target's forward.
 
-    def __init__(self, informed: Cost | None, forward: LearntForward) -> None:
+    `catch_up_shares`, by family, are those of a token of a prompt, where they are known.
+    """
+
+    def __init__(
+        self, informed: Cost | None, forward: LearntForward, catch_up_shares: Mapping[str, float]
+    ) -> None:
         self._informed, self._forward = informed, forward
+        self._catch_up_shares = catch_up_shares
         self._lines: dict[str, RoundPrice] = {}  # the prior's
         self._prices: dict[str, RoundPrice] = {}
 
@@ -37,8 +45,10 @@ class AssumedRounds:
         assumed = self.price(family)
         if self._informed is not None:
             return assumed.per_request
-        head = share_of(family) * self._forward.coefficients[4]  # only of a request's last token
-        return max(assumed.per_request - head, 0.0)
+        usual = share_of(family)
+        head = usual * self._forward.coefficients[4]  # only of a request's last token
+        without = max(assumed.per_request - head, 0.0)
+        return without * (self._catch_up_shares.get(family, usual) / usual if usual else 1.0)
 
     def catch_up_seconds(
         self, family: str, num_tokens: float, per_token: float | None = None

@@ -6,8 +6,9 @@ compared with every step.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -64,14 +65,22 @@ class _Measured(NamedTuple):
 
 
 class OnlineCost:
-    """A `Cost` that starts from `prior` and follows the measured steps; see `pad_to` for edges."""
+    """A `Cost` that starts from `prior` and follows the measured steps; see `pad_to` for edges.
 
-    def __init__(self, prior: Cost | None = None, token_edges: Sequence[int] = ()) -> None:
+    Without a prior `catch_up_shares` may say what a token that a drafter's cache lacks takes, of the target's.
+    """
+
+    def __init__(
+        self,
+        prior: Cost | None = None,
+        token_edges: Sequence[int] = (),
+        catch_up_shares: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self._prior: Cost = prior if prior is not None else UninformedCost()
         self._forward = LearntForward(self._prior)
         self.pad_to(token_edges)
         self._rounds: dict[str, LearntRounds] = {}
-        self._assumed = AssumedRounds(prior, self._forward)
+        self._assumed = AssumedRounds(prior, self._forward, catch_up_shares)
         self._overhead = LearntOverhead()
         self.last_prediction: Prediction | None = None
         self._lines: dict[tuple[str, ...], FloatArray] = {}

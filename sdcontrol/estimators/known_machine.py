@@ -2,10 +2,11 @@
 
 Knows nothing of measurements; `machine_profile` does. The vendor's figures and what is usually reached
 of them say how a step's time depends on its tokens, on its context and on the drafter: a start, from
-which measurements go on.
+which measurements go on. Where only the models are known, their sizes say how much less a draft model
+computes of a prompt than the target.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -14,6 +15,7 @@ import numpy as np
 from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.estimators import hardware, shapes
+from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.roofline import Forward, RooflineCost
 from sdcontrol.estimators.shapes import ModelShape
@@ -26,14 +28,29 @@ _TARGET = "target"
 
 @dataclass(frozen=True, slots=True)
 class KnownMachine:
-    """Models on one device. `draft_models` go by family."""
+    """Models on one device, None where that is not known. `draft_models` go by family."""
 
-    hardware: Hardware
+    hardware: Hardware | None
     target: ModelShape
     draft_models: Mapping[str, ModelShape] = field(default_factory=dict)
 
+    def online_cost(self, token_edges: Sequence[int] = ()) -> OnlineCost:
+        """For a controller to start from."""
+        if self.hardware is not None:
+            return OnlineCost(self.cost(), token_edges)
+        of_target = self.target.parameters_per_token
+        shares = {
+            family: shape.parameters_per_token / of_target
+            for family, shape in self.draft_models.items()
+        }
+        return OnlineCost(None, token_edges, shares)
+
     def cost(self) -> RooflineCost:
-        """What steps cost by the roofline: for a controller to start from."""
+        """What steps cost by the roofline; `ConfigError` where the device is not known."""
+        if self.hardware is None:
+            raise ConfigError(
+                "hardware is None, and a roofline needs it; take one from the table, or a profile"
+            )
         drafting = {
             family: Forward(shape, self.hardware) for family, shape in self.draft_models.items()
         }
@@ -41,15 +58,19 @@ class KnownMachine:
 
 
 def find_known(device: str, models: Mapping[str, Mapping[str, object]]) -> KnownMachine | None:
-    """What is known of models on `device`, by the name that its driver gives; None where one is not.
+    """What is known of models on `device`, by the name that its driver gives; None where that says nothing.
 
     `models` are parsed `config.json`s by role: "target", and families of draft models.
     """
     try:
-        found = {role: _shape(config) for role, config in models.items()}
-        return KnownMachine(hardware.by_name(device), found.pop(_TARGET), found)
+        draft_models = {role: _shape(config) for role, config in models.items()}
+        target = draft_models.pop(_TARGET)
     except (ConfigError, UnknownName, KeyError):
         return None
+    try:
+        return KnownMachine(hardware.by_name(device), target, draft_models)
+    except UnknownName:  # sizes alone say something of draft models
+        return KnownMachine(None, target, draft_models) if draft_models else None
 
 
 def _shape(config: Mapping[str, object]) -> ModelShape:

@@ -103,6 +103,12 @@ class ModelShape:
         )
 
     @property
+    def parameters_per_token(self) -> int:
+        """Of all layers, what a token passes; the head, which not every token does, left out."""
+        experts = self.experts_per_token * self.num_expert_layers * self.expert_parameters
+        return self.always_read_parameters + experts
+
+    @property
     def extra_attention_bytes(self) -> float:
         """What the attention projections of all layers take beyond `weight_bytes` per element."""
         if self.attention_bytes is None:

@@ -175,10 +175,9 @@ class Forward:
     ) -> dict[str, tuple[FloatArray, FloatArray]]:
         """(FLOPs, bytes) of each part, on one device."""
         shape, devices = self.shape, self.tensor_parallel
-        active = shape.experts_per_token * shape.num_expert_layers * shape.expert_parameters
         touched = shape.num_expert_layers * shape.expert_parameters * shape.experts_touched(tokens)
         weights = (
-            2.0 * tokens * (shape.always_read_parameters + active),
+            2.0 * tokens * shape.parameters_per_token,
             shape.weight_bytes * (shape.always_read_parameters + touched)
             + shape.extra_attention_bytes,
         )

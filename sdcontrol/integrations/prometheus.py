@@ -87,7 +87,7 @@ class PrometheusExporter:
         self._faults.observe_planner(planner)
         self._time.observe_cost(getattr(planner, "cost", None))
         machine = getattr(planner, "machine", None)
-        if self._intensity is None and isinstance(machine, KnownMachine):
+        if self._intensity is None and isinstance(machine, KnownMachine) and machine.hardware:
             target = Forward(machine.target, machine.hardware)
             self._intensity = IntensityMetrics(self._registry, self._namespace, target)
 

@@ -6,10 +6,10 @@ everybody would be faster: each plan is the best one for its step, and none for 
 asked what a step would take if every request had caught up when it came, and shared its rounds with the
 others. Where that is better than what is, by more than chance, requests are planned as if it were so, until those that are
 there have gone: rounds cost what they will when they are shared, and a catch-up is charged to all that a request has to go.
-What is taken up is decided while plans are made, and by no observation: whoever asks for other plans than a run did,
-or for one twice, may decide otherwise.
+What is taken up is decided while plans are made; a step that is planned twice counts once, with its last plan.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ __all__ = ["TakingUp"]
 
 _STEPS = 8  # from one look to the next
 _LOOKS = 4  # over which rates are averaged: one step's says little, where what is looked up comes in runs
-_LEAST_GAIN = 0.02  # of the rate, for which a drafter is taken up; twice as much after each time
+_LEAST_GAIN = 0.02  # of the rate, for which a drafter is taken up; twice as much after each time in vain
 _HOPED_SLOPE = 0.5  # of what a request more adds to a round, where not many ever shared one
 _FOLLOWED = 0.5  # share of requests after which others come, so that there is a steady state
 _FORGETS = 0.995  # of what is asked for beyond that, per look
@@ -60,22 +60,35 @@ class _Compared(NamedTuple):
         )
 
 
+class _State(NamedTuple):
+    arm: str = ""  # that is being taken up, empty for none
+    users: int = 0
+    present: frozenset[str] = frozenset()  # requests, when it began
+    left: int = 0  # looks until they must have gone, if names are used again
+    least_gain: float = _LEAST_GAIN
+    taken_up: frozenset[str] = frozenset()  # arms, ever
+    compared: Mapping[str, _Compared] = {}  # by arm
+    tokens: Mapping[str, float] = {}  # by arm, that a step emits of who uses it
+
+
 class TakingUp:
-    """`arm` is the one that is being taken up, empty for none."""
+    """What looks found, from one to the next; a plan that is made again for a step forgets the one before."""
 
     def __init__(self, stretches: Stretches) -> None:
         self.stretches = stretches
-        self.arm = ""
-        self._users = 0
-        self._present: set[str] = set()  # requests, when it began
-        self._left = 0  # looks until they must have gone, if names are used again
-        self._least_gain = _LEAST_GAIN
-        self._taken_up: set[str] = set()  # arms, ever
-        self._compared: dict[str, _Compared] = {}  # by arm
-        self._tokens: dict[str, float] = {}  # by arm, that a step emits of who uses it
+        self._state = self._before = _State()  # `_before`: when the step's first plan was asked for
+        self._step = -1
+
+    @property
+    def arm(self) -> str:
+        """The one that is being taken up, empty for none."""
+        return self._state.arm
 
     def looks(self, view: BatchView, followed: float) -> bool:
         """Whether the problem of this step is to be `priced`; `followed` is the share of requests after which others come."""
+        if view.step != self._step:
+            self._step, self._before = view.step, self._state
+        self._state = self._before
         if self.arm:
             return True
         is_due = view.step % _STEPS == 0 and not view.prefill_tokens and self.stretches.is_proven
@@ -84,64 +97,83 @@ class TakingUp:
     def priced(self, view: BatchView, problem: Problem) -> Problem:
         """The problem as it is, or as it will be once a drafter was taken up."""
         if view.step % _STEPS == 0:
-            self._decide(view, problem)
+            least = _LEAST_GAIN + _FORGETS * (self._state.least_gain - _LEAST_GAIN)
+            self._state = self._state._replace(least_gain=least)
+            if self.arm:
+                self._go_on(view, problem)
+            else:
+                self._look(view, problem)
         if self.arm not in problem.arms:
             return problem
         a = problem.arms.index(self.arm)
-        tokens = self._tokens[self.arm]
-        charged = self.stretches.at_once(view, problem, a, tokens)
-        return _shared(problem, a, self._users, charged)
+        charged = self.stretches.at_once(view, problem, a, self._state.tokens[self.arm])
+        return _shared(problem, a, self._state.users, charged)
 
-    def _decide(self, view: BatchView, problem: Problem) -> None:
-        self._least_gain = _LEAST_GAIN + _FORGETS * (self._least_gain - _LEAST_GAIN)
-        if self.arm:
-            self._go_on(view, problem)
-            return
+    def _look(self, view: BatchView, problem: Problem) -> None:
+        """Begin with the first that is better by enough."""
         columns, now = columns_of(view), maximise(problem).rate
-        before, self._compared, late = self._compared, {}, _late(columns)
+        late, compared = _late(columns), dict[str, _Compared]()
         for a, arm in enumerate(problem.arms):
             if not (late[columns.arms.index(arm)] and problem.catch_up[a].any()):
                 continue
-            steady = self._steady(view, problem if arm in self._taken_up else _hoped(problem, a), a)
-            compared = self._compared[arm] = before.get(arm, _Compared()).with_one(steady.rate, now)
-            if steady.users > 1 and compared.gain > self._least_gain:
+            is_known = arm in self._state.taken_up
+            steady = self._steady(view, problem if is_known else _hoped(problem, a), a)
+            before = self._state.compared.get(arm, _Compared())
+            compared[arm] = before.with_one(steady.rate, now)
+            if steady.users > 1 and compared[arm].gain > self._state.least_gain:
                 self._begin(view, arm, steady.users)
                 return
+        self._state = self._state._replace(compared=compared)
 
     def _begin(self, view: BatchView, arm: str, users: int) -> None:
-        self.arm, self._users, self._compared = arm, users, {}
-        self._present = {request.id for request in view.requests}
-        self._left = int(columns_of(view).remaining_tokens.max()) // _STEPS + 1
-        self._taken_up.add(arm)
-        self._least_gain *= 2.0
+        self._state = self._state._replace(
+            arm=arm,
+            users=users,
+            present=frozenset(request.id for request in view.requests),
+            left=int(columns_of(view).remaining_tokens.max()) // _STEPS + 1,
+            least_gain=2.0 * self._state.least_gain,
+            taken_up=self._state.taken_up | {arm},
+            compared={},
+        )
 
     def _go_on(self, view: BatchView, problem: Problem) -> None:
         """Stop where everybody has gone who was there, or it would bring nothing."""
-        self._left -= 1
-        is_over = self._present.isdisjoint(request.id for request in view.requests)
-        is_over = is_over or self._left <= 0
-        if not is_over and self.arm in problem.arms and not view.prefill_tokens:
-            is_over = self._brings_nothing(view, problem, problem.arms.index(self.arm))
+        self._state = state = self._state._replace(left=self._state.left - 1)
+        is_over = state.present.isdisjoint(request.id for request in view.requests)
+        is_over = is_over or state.left <= 0
+        if not is_over and state.arm in problem.arms and not view.prefill_tokens:
+            is_over = self._brings_nothing(view, problem, problem.arms.index(state.arm))
         if is_over:
-            self.arm, self._compared = "", {}
+            self._end(problem)
+
+    def _end(self, problem: Problem) -> None:
+        """Less is asked of it the next time, where by now most use it by themselves."""
+        arm, least = self.arm, self._state.least_gain
+        if arm in problem.arms:
+            answer = maximise(problem)
+            users = (answer.arm == problem.arms.index(arm)) & (answer.length > 0)
+            least *= 0.5 if 2 * users.sum() >= problem.batch else 1.0
+        self._state = self._state._replace(arm="", compared={}, least_gain=max(least, _LEAST_GAIN))
 
     def _brings_nothing(self, view: BatchView, problem: Problem, a: int) -> bool:
         if not problem.catch_up[a].any():  # all have caught up, and what it takes is not told
             return False
         without = maximise(only(problem, set(range(len(problem.arms))) - {a})).rate
-        before = self._compared.get(self.arm, _Compared())
+        before = self._state.compared.get(self.arm, _Compared())
         compared = before.with_one(self._steady(view, problem, a).rate, without)
-        self._compared[self.arm] = compared
+        self._state = self._state._replace(compared={self.arm: compared})
         return compared.looks >= _LOOKS and compared.gain <= 0.0
 
     def _steady(self, view: BatchView, problem: Problem, a: int) -> _Steady:
         """What a step would be if each request had caught up when it came."""
-        tokens = self._tokens.get(problem.arms[a], np.inf)
+        arm = problem.arms[a]
+        tokens = self._state.tokens.get(arm, np.inf)
         charged = self.stretches.steady(view, problem, a, tokens)
         asked = _shared(problem, a, problem.batch, charged)
         steady = _worth(problem, asked, maximise(asked), (a, tokens))
         if steady.users:
-            self._tokens[problem.arms[a]] = steady.tokens
+            tokens_by_arm = {**self._state.tokens, arm: steady.tokens}
+            self._state = self._state._replace(tokens=tokens_by_arm)
         return steady
 
 

@@ -116,8 +116,9 @@ def summarise(trace: Trace) -> TraceSummary:
 
 def _cost_of(trace: Trace) -> OnlineCost:
     """As a fresh one would have been in the run."""
-    prior = None if trace.machine is None else trace.machine.cost()
-    return OnlineCost(prior, trace.token_edges)
+    if trace.machine is None:
+        return OnlineCost(token_edges=trace.token_edges)
+    return trace.machine.online_cost(trace.token_edges)
 
 
 def _error(cost: OnlineCost, observation: Observation) -> float | None:

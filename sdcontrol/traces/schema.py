@@ -47,7 +47,9 @@ class ControllerFacts(_Record):
     max_draft_tokens: int = Field(ge=1)
     plan_budget_seconds: float = Field(gt=0)
     token_edges: tuple[int, ...] = Field((), description="what the engine pads forwards to")
-    machine: KnownMachine | None = Field(None, description="whose roofline it started from, if any")
+    machine: KnownMachine | None = Field(
+        None, description="what it knew of device and models, if anything"
+    )
     may_go_ahead: bool = Field(False, description="steps may be launched ahead of their tokens")
     has_own_estimates: bool = Field(False, description="its cost or acceptance was given to it")
     steps_before: int = Field(0, ge=0, description="observed before the recording began")
