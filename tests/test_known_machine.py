@@ -175,7 +175,7 @@ def test_on_a_device_that_is_not_known_sizes_say_what_a_catch_up_takes(tmp_path:
         machine.cost()
     known, nothing = machine.online_cost((8, 16)), OnlineCost(None, (8, 16))
     late = nothing.catch_up_seconds("draft_model", 500)
-    assert known.catch_up_seconds("draft_model", 500) == pytest.approx(0.5 / 0.2 * late)
+    assert known.catch_up_seconds("draft_model", 500) == pytest.approx(0.5 / 0.1 * late)
     assert known.catch_up_seconds("ngram", 500) == 0.0
     for price in (known.draft_seconds, nothing.draft_seconds):
         assert price("draft_model", 4.0, 1e3) == nothing.draft_seconds("draft_model", 4.0, 1e3)

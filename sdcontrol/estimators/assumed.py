@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from sdcontrol.core import Cost
 from sdcontrol.estimators.forward import LearntForward
 from sdcontrol.estimators.rounds import RoundPrice
-from sdcontrol.estimators.uninformed import UninformedCost, share_of
+from sdcontrol.estimators.uninformed import UninformedCost, catch_up_share_of, share_of
 
 __all__ = ["AssumedRounds"]
 
@@ -26,7 +26,7 @@ class AssumedRounds:
         self, informed: Cost | None, forward: LearntForward, catch_up_shares: Mapping[str, float]
     ) -> None:
         self._informed, self._forward = informed, forward
-        self._catch_up_shares = catch_up_shares
+        self._catch_up_shares = dict(catch_up_shares)
         self._lines: dict[str, RoundPrice] = {}  # the prior's
         self._prices: dict[str, RoundPrice] = {}
 
@@ -47,8 +47,8 @@ class AssumedRounds:
             return assumed.per_request
         usual = share_of(family)
         head = usual * self._forward.coefficients[4]  # only of a request's last token
-        without = max(assumed.per_request - head, 0.0)
-        return without * (self._catch_up_shares.get(family, usual) / usual if usual else 1.0)
+        share = self._catch_up_shares.get(family, catch_up_share_of(family))
+        return share / usual * max(assumed.per_request - head, 0.0) if usual else 0.0
 
     def catch_up_seconds(
         self, family: str, num_tokens: float, per_token: float | None = None

@@ -7,10 +7,13 @@ import numpy as np
 
 from sdcontrol.core import FloatArray
 
-__all__ = ["UninformedCost", "share_of"]
+__all__ = ["UninformedCost", "catch_up_share_of", "share_of"]
 
 _FREE_FAMILIES = frozenset({"ngram"})  # no forward: until measured, their rounds cost nothing
 _DRAFT_SHARE = 0.2  # of a target's forward, that an unmeasured draft model's takes
+_CATCH_UP_SHARE = (
+    0.1  # of what a token of a prompt takes the target: no head, and no wait for layers
+)
 
 
 class UninformedCost:
@@ -47,3 +50,8 @@ def share_of(family: str) -> float:
     if family in _FREE_FAMILIES:
         return 0.0
     return 1.0 if family == "sparse_kv" else _DRAFT_SHARE
+
+
+def catch_up_share_of(family: str) -> float:
+    """Of what a token takes the target: one that an unmeasured drafter's cache lacks."""
+    return 0.0 if family in _FREE_FAMILIES else _CATCH_UP_SHARE
