@@ -147,6 +147,24 @@ def test_it_ends_where_names_are_used_again_and_prompts_are_computed_in_every_st
     assert taking_up.arm == ""
 
 
+def test_rounds_are_hoped_to_take_less_for_many_until_many_shared_one() -> None:
+    """A request more is believed to add 0.1 s to 0.4 s, and hoped to add half of that."""
+    taking_up, view, believed, stretches = taken_up([NEW, OLD, OLD, OLD])
+    problem = problem_of(view, believed, stretches)
+    steeper = problem.rounds + np.array([[0.0], [1.0], [0.0]]) * [0.0, 0.0, 0.1, 0.2, 0.3, 0.4]
+    steep = problem._replace(rounds=steeper)
+    assert taking_up.priced(view, steep).rounds[1, 4] == pytest.approx(0.4 + 0.15)
+    timing = Timing({ARM: 0.7}, 1.0)
+    for users, price in ((1, 0.55), (2, 0.7)):
+        choices = (Choice.of(ARM, 1),) * users + (Choice(None, 0),) * (4 - users)
+        drafted = (1,) * users + (0,) * (4 - users)
+        emitted = tuple(1 + n for n in drafted)
+        stretches.update(
+            Observation(view, Plan(choices), drafted, drafted, drafted, emitted, timing)
+        )
+        assert taking_up.priced(view, steep).rounds[1, 4] == pytest.approx(price)
+
+
 def test_it_ends_where_it_turns_out_to_bring_nothing() -> None:
     """Fewer are accepted than was believed; and next time more is asked of it."""
     taking_up, view, believed, _ = taken_up([NEW, OLD, OLD, OLD])

@@ -48,12 +48,17 @@ class Stretches:
         self._uses: dict[str, _Use] = {}  # by request that caught up a first time
         self._served = 0  # tokens
         self._caught_up: set[str] = set()  # arms that had to
-        self._looked_up: set[str | None] = {None}  # arms that have nothing to catch up with
+        self._most_users: dict[str, int] = {}  # of one step, by arm
+        self._looked_up: set[str] = set()  # arms that have nothing to catch up with
 
     @property
     def is_proven(self) -> bool:
         """Whether enough tokens came of steps that drafted with what had to catch up."""
         return self._served >= _PROVEN_TOKENS
+
+    def most_users(self, arm: str) -> int:
+        """Requests that ever drafted with it in the same step."""
+        return self._most_users.get(arm, 0)
 
     @property
     def horizon(self) -> Horizon:
@@ -127,11 +132,14 @@ class Stretches:
     def update(self, observation: Observation) -> None:
         """Take note of who went on with what."""
         choices = observation.plan.choices
-        nobody = {choice.drafter for choice in choices} <= self._looked_up
+        users = [choice.drafter for choice in choices if choice.drafter is not None]
+        nobody = set(users) <= self._looked_up
         if nobody:
             self.share += _DRIFT * (1.0 - self.share)  # texts change, and nobody would notice
         if nobody and not self._current:
             return  # as most steps: quickly
+        for used in set(users) - self._looked_up:
+            self._most_users[used] = max(self._most_users.get(used, 0), users.count(used))
         before, self._current = self._current, {}
         tried = try_of(observation.plan)
         rows = zip(observation.view.requests, choices, observation.emitted, strict=True)

@@ -68,7 +68,6 @@ class _State(NamedTuple):
     present: frozenset[str] = frozenset()  # requests, when it began
     left: int = 0  # looks until they must have gone, if names are used again
     least_gain: float = _LEAST_GAIN
-    taken_up: frozenset[str] = frozenset()  # arms, ever
     compared: Mapping[str, _Compared] = {}  # by arm
     tokens: Mapping[str, float] = {}  # by arm, that a step emits of who uses it
 
@@ -109,7 +108,7 @@ class TakingUp:
             return problem
         a = problem.arms.index(self.arm)
         charged = self.stretches.at_once(view, problem, a, self._state.tokens[self.arm])
-        return _shared(problem, a, self._state.users, charged)
+        return _shared(self._hoped(problem, a), a, self._state.users, charged)
 
     def _look(self, view: BatchView, problem: Problem) -> None:
         """Begin with the first that is better by enough."""
@@ -118,8 +117,7 @@ class TakingUp:
         for a, arm in enumerate(problem.arms):
             if not (late[columns.arms.index(arm)] and problem.catch_up[a].any()):
                 continue
-            is_known = arm in self._state.taken_up
-            steady = self._steady(view, problem if is_known else _hoped(problem, a), a)
+            steady = self._steady(view, problem, a)
             before = self._state.compared.get(arm, _Compared())
             compared[arm] = before.with_one(steady.rate, now)
             if steady.users > 1 and compared[arm].gain > self._state.least_gain:
@@ -134,7 +132,6 @@ class TakingUp:
             present=frozenset(request.id for request in view.requests),
             left=int(columns_of(view).remaining_tokens.max()) // _STEPS + 1,
             least_gain=2.0 * self._state.least_gain,
-            taken_up=self._state.taken_up | {arm},
             compared={},
         )
 
@@ -168,6 +165,7 @@ class TakingUp:
 
     def _steady(self, view: BatchView, problem: Problem, a: int) -> _Steady:
         """What a step would be if each request had caught up when it came."""
+        problem = self._hoped(problem, a)
         arm = problem.arms[a]
         tokens = self._state.tokens.get(arm, np.inf)
         charged = self.stretches.steady(view, problem, a, tokens)
@@ -178,18 +176,19 @@ class TakingUp:
             self._state = self._state._replace(tokens=tokens_by_arm)
         return steady
 
+    def _hoped(self, problem: Problem, a: int) -> Problem:
+        """With rounds that take less for each request more: that is known only once many shared one."""
+        if 2 * self.stretches.most_users(problem.arms[a]) >= problem.batch:
+            return problem
+        rounds, f = problem.rounds.copy(), problem.family[a]
+        rounds[f, 2:] = rounds[f, 1] + _HOPED_SLOPE * (rounds[f, 2:] - rounds[f, 1])
+        return problem._replace(rounds=rounds)
+
 
 def _late(columns: Columns) -> NDArray[np.bool_]:
     """The arms that several requests never caught up for, `[arms]`."""
     never = 2 * columns.catch_up_tokens >= columns.context_tokens
     return np.asarray(never.sum(axis=1) > 1)
-
-
-def _hoped(problem: Problem, a: int) -> Problem:
-    """With rounds that take less for each request more: that is known only once many shared them."""
-    rounds, f = problem.rounds.copy(), problem.family[a]
-    rounds[f, 2:] = rounds[f, 1] + _HOPED_SLOPE * (rounds[f, 2:] - rounds[f, 1])
-    return problem._replace(rounds=rounds)
 
 
 def _shared(problem: Problem, a: int, users: int, charged: FloatArray) -> Problem:
