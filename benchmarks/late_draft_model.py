@@ -1,6 +1,6 @@
 """Requests that follow each other, and a draft model that knows no prompt: `python -m benchmarks.late_draft_model`.
 
-    python -m benchmarks.late_draft_model [--cells NAME,NAME] [--blocks N]     about half an hour
+    python -m benchmarks.late_draft_model [--cells NAME,NAME] [--blocks N]     about 40 minutes
 
 As where prompts come from elsewhere, from a cache or from another machine: the target's contexts are
 there, and a draft model computes each request's prompt before its first draft for it. Whoever begins pays
