@@ -4,10 +4,10 @@
 
 As where prompts come from elsewhere, from a cache or from another machine: the target's contexts are
 there, and a draft model computes each request's prompt before its first draft for it. Whoever begins pays
-that, and the round that nobody shares. Compared are every fixed
-setting, `goodput`, and `goodput` whose requests begin each for itself (without `taking_up`). By the
-rig of `benchmarks.regret`: a target of 100 M parameters, synthetic acceptance, all arms in turns in
-every block, the best fixed setting chosen on odd blocks and scored on even ones.
+that, and the round that nobody shares. Compared are every fixed setting, `goodput`, and `goodput` whose
+requests begin each for itself (without `taking_up`). By the rig of `benchmarks.regret`: a target of
+100 M parameters, synthetic acceptance, all arms in turns in every block, the best fixed setting chosen
+on odd blocks and scored on even ones.
 """
 
 import argparse

@@ -42,13 +42,13 @@ class AssumedRounds:
 
     def per_caught_up_token(self, family: str) -> float:
         """By how many seconds a token to catch up with makes the first round longer."""
-        assumed = self.price(family)
         if self._informed is not None:
-            return assumed.per_request
-        usual = share_of(family)
-        head = usual * self._forward.coefficients[4]  # only of a request's last token
+            return self.price(family).per_request
+        c = (
+            self._forward.coefficients
+        )  # without the fifth: a head is only of a request's last token
         share = self._catch_up_shares.get(family, catch_up_share_of(family))
-        return share / usual * max(assumed.per_request - head, 0.0) if usual else 0.0
+        return share * max(float(c[0]) * UninformedCost.per_token_seconds + float(c[2]), 0.0)
 
     def catch_up_seconds(
         self, family: str, num_tokens: float, per_token: float | None = None

@@ -11,9 +11,7 @@ __all__ = ["UninformedCost", "catch_up_share_of", "share_of"]
 
 _FREE_FAMILIES = frozenset({"ngram"})  # no forward: until measured, their rounds cost nothing
 _DRAFT_SHARE = 0.2  # of a target's forward, that an unmeasured draft model's takes
-_CATCH_UP_SHARE = (
-    0.1  # of what a token of a prompt takes the target: no head, and no wait for layers
-)
+_CATCH_UP_SHARE = 0.1  # of what a token of a prompt takes the target, which needs no head
 
 
 class UninformedCost:

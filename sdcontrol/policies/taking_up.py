@@ -26,9 +26,7 @@ __all__ = ["TakingUp"]
 
 _STEPS = 8  # from one look to the next
 _LOOKS = 4  # over which rates are averaged: one step's says little, where what is looked up comes in runs
-_LEAST_GAIN = (
-    0.02  # of the rate, for which a drafter is taken up; twice as much after each time in vain
-)
+_LEAST_GAIN = 0.02  # of the rate; twice as much after each time that few went on by themselves
 _HOPED_SLOPE = 0.5  # of what a request more adds to a round, where not many ever shared one
 _FOLLOWED = 0.5  # share of requests after which others come, so that there is a steady state
 _FORGETS = 0.995  # of what is asked for beyond that, per look
