@@ -121,10 +121,7 @@ def simulated(seeds: int) -> Iterator[dict[str, object]]:
 def recorded(model: LearnedModel, seeds: int) -> Iterator[dict[str, object]]:
     """The texts of the bundled trace, all at once, at batch sizes that were not recorded."""
     trace = Trace(bundled_trace("mixed"))
-    times, workload = (
-        FittedTimes(trace.observations(), trace.token_edges),
-        workload_of(trace).at_once(),
-    )
+    times, workload = FittedTimes.of(trace), workload_of(trace).at_once()
     for batch in _RECORDED_BATCHES:
         settings = settings_of(trace).model_copy(update={"max_batch_size": batch})
 

@@ -101,7 +101,7 @@ def judge(trace: Trace, policy: str | Mapping[str, object], cell: str) -> dict[s
     """The recording beside its replays."""
     steps = list(trace.steps())
     observations = [step.observation for step in steps]
-    times = RecordedTimes(steps, trace.token_edges)
+    times = RecordedTimes.of(trace)
     replays = [what_if(trace, policy, times=times)]
     refusal = ""
     try:

@@ -177,7 +177,7 @@ def test_a_what_if_replay_of_the_recorded_policy_takes_the_recorded_steps(
     """
     trace = _recorded(bundled, policy, tmp_path / "trace", drafters)
     observations = list(trace.observations())
-    times = RecordedTimes(trace.steps(), trace.token_edges)
+    times = RecordedTimes.of(trace)
     result = what_if(trace, policy, times=times)
     assert times.num_repeated == result.num_steps == len(observations)
     seconds = sum(observation.timing.total_seconds for observation in observations)
@@ -197,7 +197,7 @@ def test_a_what_if_replay_knows_to_what_the_recorded_engine_padded_its_forwards(
     monkeypatch.setattr("sdcontrol.engine.parts.eager_token_edges", lambda *_: padded)
     trace = _recorded(bundled, "goodput", tmp_path / "trace")
     assert trace.token_edges == padded
-    times = RecordedTimes(trace.steps(), trace.token_edges)
+    times = RecordedTimes.of(trace)
     result = what_if(trace, "goodput", times=times)
     assert times.num_repeated == result.num_steps == trace.num_steps
 
@@ -402,7 +402,7 @@ def test_a_table_lists_who_opted_out_and_goes_with_its_recording(
     assert [table.knows(name) for name in "abc"] == [True, True, False]
     assert (set(table.of("a")), set(table.of("b"))) == (set(ARMS[::2]), set())
     trace = Trace(run.folder)
-    times = RecordedTimes(trace.steps(), trace.token_edges)
+    times = RecordedTimes.of(trace)
     assert what_if(trace, "static:ngram:4", times=times).num_steps == times.num_repeated
 
 
@@ -426,7 +426,7 @@ def test_a_greedy_run_under_rejection_has_a_table_of_chains(
     table = dict(AcceptanceTable(folder / TABLE_NAME))
     assert all(outcomes["ngram"].path is None for outcomes in table.values())
     trace = Trace(folder)
-    times = RecordedTimes(trace.steps(), trace.token_edges)
+    times = RecordedTimes.of(trace)
     assert what_if(trace, "static:ngram:6", times=times).num_steps == trace.num_steps
     assert times.num_repeated == trace.num_steps
 

@@ -178,9 +178,7 @@ def test_the_bundled_recording_is_replayed_with_its_tokens_and_throughput() -> N
     the same tokens for each, and as many a second, within 3 %.
     """
     trace = Trace(bundled_trace("mixed"))
-    result = what_if(
-        trace, trace.header.policy or "", times=RecordedTimes(trace.steps(), trace.token_edges)
-    )
+    result = what_if(trace, trace.header.policy or "", times=RecordedTimes.of(trace))
     records = trace.requests()
     told = dict(zip(result.times.ids, result.times["output_tokens"], strict=True))
     assert told == {record.id: record.output_tokens for record in records}

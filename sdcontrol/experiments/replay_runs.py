@@ -128,7 +128,7 @@ def _fitted(source: Source) -> FittedTimes:
         raise ConfigError(
             f"{source.path} has no steps to fit step times to; give --hardware and --model"
         )
-    return FittedTimes(trace.observations(), trace.token_edges, trace.machine)
+    return FittedTimes.of(trace)
 
 
 @lru_cache(maxsize=4)  # the policies of a source follow one another

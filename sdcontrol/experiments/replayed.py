@@ -45,7 +45,7 @@ class TraceRunner:
             arm.name: _Continued(_controller(experiment, arm, trace)) for arm in experiment.arms
         }
         self._recorded: Sequence[SimulatedRequest] = tuple(workload_of(trace))
-        self._times = FittedTimes(trace.observations(), trace.token_edges, trace.machine)
+        self._times = FittedTimes.of(trace)
         self._settings = settings_of(trace)
 
     @property

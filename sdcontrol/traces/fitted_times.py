@@ -25,6 +25,7 @@ from sdcontrol.estimators.loads import draft_loads
 from sdcontrol.logs import EventLog
 from sdcontrol.traces.fitted_cost import FittedCost, FittedRound
 from sdcontrol.traces.lines import Line
+from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.simulated_drafts import FREE_FAMILIES
 from sdcontrol.traces.step_times import DraftWork, LinearDrafter, StepWork
 
@@ -46,8 +47,8 @@ _Rows = list[tuple[list[float], float]]
 class FittedTimes:
     """Step times of the machine and models that were recorded, and of the recorded controller.
 
-    `token_edges` are the numbers of tokens that its forwards were padded to, `machine` is what the controller
-    knew of it: see `Trace.token_edges`, `Trace.machine`.
+    `FittedTimes.of(trace)` takes all of it from the trace. `token_edges` are the numbers of tokens
+    that its forwards were padded to, `machine` is what the controller knew of it.
     Raises `TraceError` where there is too little to fit.
     """
 
@@ -87,6 +88,11 @@ class FittedTimes:
         self.verify, self.overhead = _line(verify, _SIMPLE_VERIFY), _line(overhead)
         self.controller = _line(controller) if controller else None
         self.drafts = {family: _line(rows, _SIMPLE_DRAFT) for family, rows in drafts.items()}
+
+    @classmethod
+    def of(cls, trace: Trace) -> "FittedTimes":
+        """Fitted to all steps of `trace`, for a controller that knows what the recorded one knew."""
+        return cls(trace.observations(), trace.token_edges, trace.machine)
 
     @property
     def cost(self) -> FittedCost:

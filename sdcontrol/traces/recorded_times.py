@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from sdcontrol.core import Timing
 from sdcontrol.estimators.known_machine import KnownMachine
 from sdcontrol.traces.fitted_times import FittedTimes, work_of
+from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.schema import RecordedStep
 from sdcontrol.traces.step_times import StepWork
 
@@ -31,8 +32,9 @@ class _Taken:
 class RecordedTimes:
     """The recorded machine without a model of it, as far as a simulation repeats the recording.
 
-    For one simulation: recorded steps are used up. `token_edges` and `machine` are those of the trace. Raises `TraceError` where there is too little to
-    fit the other steps to.
+    For one simulation: recorded steps are used up. `RecordedTimes.of(trace)` takes all of it from the
+    trace, without whose `token_edges` and `machine` a controller may plan otherwise than the recorded one.
+    Raises `TraceError` where there is too little to fit the other steps to.
     """
 
     def __init__(
@@ -53,6 +55,11 @@ class RecordedTimes:
         self.num_steps = len(recorded)
         self.num_repeated = 0  # recorded steps that were simulated
         self._last: tuple[StepWork, _Taken] | None = None
+
+    @classmethod
+    def of(cls, trace: Trace) -> "RecordedTimes":
+        """All steps of `trace`, for a controller that knows what the recorded one knew."""
+        return cls(trace.steps(), trace.token_edges, trace.machine)
 
     def timing(self, work: StepWork) -> Timing:
         """Seconds of the recorded step with this work, or else what such a step takes on average.

@@ -91,7 +91,7 @@ def what_if(
     return simulate(
         workload_of(trace),
         policy,
-        times or FittedTimes(trace.observations(), trace.token_edges, trace.machine),
+        times or FittedTimes.of(trace),
         settings or settings_of(trace),
         slo=slo,
         seed=facts.seed if facts is not None else 0,
