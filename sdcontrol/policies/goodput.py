@@ -12,6 +12,7 @@ from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
 from sdcontrol.policies.at_once import Answered, answer_at_once, refine_at_once
 from sdcontrol.policies.base import Policy, PolicyConfig
+from sdcontrol.policies.first_uses import FirstUses, waits
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.probing import Probing
 from sdcontrol.policies.problem import Answer, Problem
@@ -77,6 +78,7 @@ class Goodput(Policy):
         self.stretches = Stretches(catch_up_horizon_tokens)
         self.probing = Probing(probe_share, probe_tokens, self.stretches)
         self.taking_up = TakingUp(self.stretches)
+        self.first_uses = FirstUses()
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The plan of most expected tokens per second, and now and then a probe."""
@@ -87,7 +89,7 @@ class Goodput(Policy):
         is_usual = not (may_probe or takes_up)
         answered = answer_at_once(view, belief, horizon, pace) if is_usual else None
         if answered is not None:
-            return _plan(answered)
+            return self.first_uses.limited(view, _plan(answered), answered.arms, belief.cost)
         problem = read(view, belief, horizon)
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
@@ -99,13 +101,14 @@ class Goodput(Policy):
         prices = verify.item(0), verify.item(-1), len(verify) - 1
         told = answer if weighed is problem else answer._replace(gain=tokens_of(problem, answer))
         plan = _plan(Answered(problem.arms, problem.lengths, told, prices))
+        plan = self.first_uses.limited(view, plan, problem.arms, belief.cost)
         if self.taking_up.arm:
             return Plan(plan.choices, f"{plan.reason}; {self.taking_up.arm} is taken up by all")
         return self.probing.probe(view, plan, weighed, answer) if may_probe else plan
 
     def may_repeat(self, plan: Plan) -> bool:
-        """Whether `plan` may stand for another step; one that tries something may not."""
-        return try_of(plan) is None
+        """Whether `plan` may stand for another step; one that tries something, or lets somebody wait, may not."""
+        return try_of(plan) is None and not waits(plan)
 
     def refine(self, view: BatchView, plan: Plan, confidence: Confidence, belief: Belief) -> Plan:
         """`plan` without the tokens that no longer pay, now that their confidences are known.
@@ -136,6 +139,7 @@ class Goodput(Policy):
         """Keep what probes may cost, how long stretches are, and who ends when."""
         self.probing.update(observation)
         self.stretches.update(observation)
+        self.first_uses.update(observation)
         self.prompts.update(observation)
         if self.worth is not None:
             self.worth.update(observation)
