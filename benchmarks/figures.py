@@ -206,9 +206,10 @@ def late_draft_model() -> str:
     for row in found["results"]:
         ratios = [row[key] for key in (*keys, "best_fixed_to_off")]
         words = (f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in ratios)
-        rows.append((row["name"], row["best_fixed"], *words))
+        rows.append((row["name"], row["measured"]["date"], row["best_fixed"], *words))
     heads = (
         "cell",
+        "measured",
         "best fixed",
         "of best fixed",
         "of each for itself",

@@ -13,12 +13,12 @@ on odd blocks and scored on even ones.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import transformers
 
-from benchmarks.measuring import RESULTS, write_results
+from benchmarks.measuring import RESULTS, setting, write_results
 from benchmarks.regret.among_fixed import among_fixed
 from benchmarks.regret.grid import LATE, Case
 from benchmarks.regret.scoring import ADAPTIVE, OFF
@@ -59,9 +59,14 @@ def live(case: Case) -> Result:
         "best_fixed": found.best,
         "blocks": case.blocks,
         **{name: ratio.to_dict() for name, ratio in ratios.items()},
+        "measured": _where(setting()),
         "steps": {name: sum(row) for name, row in found.steps.items()},
         "rates": {name: [round(rate, 2) for rate in row] for name, row in found.rates.items()},
     }
+
+
+def _where(facts: Mapping[str, object]) -> Result:
+    return {key: facts[key] for key in ("date", "processor")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--blocks {options.blocks}; an odd block and an even one are needed")
     transformers.utils.logging.disable_progress_bar()
     path = RESULTS / f"{_NAME}.json"
-    found = json.loads(path.read_text("utf-8"))["results"] if path.exists() else []
-    results = {row["name"]: row for row in found}
+    rows = json.loads(path.read_text("utf-8"))["results"] if path.exists() else []
+    results = {row["name"]: row for row in rows}
     for case in LATE:
         if case.name in wanted:
             sized = case if options.blocks is None else replace(case, blocks=options.blocks)
