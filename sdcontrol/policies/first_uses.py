@@ -3,13 +3,14 @@
 What a drafter's catch-up takes is assumed until it is measured, and may take ten times as much. A batch
 that believed it would pay for all of its prompts in one step. So where that is believed to take longer than
 three plain steps, the first steps let one request begin, and then as many tokens be caught up with as were before:
-what is wrong is known after few, and the others wait for a step or two. Knows prices and not how plans are made.
-A fold over observations.
+what is wrong is known after few, and the others wait for a step or two.
+Knows what catch-ups are believed to take; nothing of how plans are made. A fold over observations.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 
+from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, Choice, Cost, Hint, Observation, Plan, family_of
 
 __all__ = ["FirstUses", "waits"]
@@ -47,7 +48,7 @@ class FirstUses:
 
     def limited(self, view: BatchView, plan: Plan, arms: tuple[str, ...], cost: Cost) -> Plan:
         """`plan`, which may draft with `arms`, with few enough who begin: those with most tokens to go."""
-        if self._known.issuperset(arms):
+        if self._known.issuperset(arms) or not _any_late(view):
             return plan
         begin = list(self._begin(view, plan))
         if len(begin) < 2 or _seconds(plan, begin, cost) <= _AT_ONCE * _plain(view, cost):
@@ -71,6 +72,12 @@ class FirstUses:
             hint = request.hints.get(choice.drafter, _UP_TO_DATE)
             if 2 * hint.catch_up_tokens >= request.context_tokens:
                 yield r, hint.catch_up_tokens
+
+
+def _any_late(view: BatchView) -> bool:
+    """Whether any drafter lags by most of any context: quickly, since mostly none does."""
+    columns = columns_of(view)
+    return bool((2 * columns.catch_up_tokens >= columns.context_tokens).any())
 
 
 def _seconds(plan: Plan, begin: list[tuple[int, int]], cost: Cost) -> float:
