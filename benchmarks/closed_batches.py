@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import transformers
 
-from benchmarks.measuring import RESULTS, write_results
+from benchmarks.measuring import RESULTS, where, write_results
 from benchmarks.regret.among_fixed import among_fixed
 from benchmarks.regret.grid import CLOSED, Case
 from benchmarks.simulated_regret import ADAPTIVE, ALONE, MACHINES, measure_closed
@@ -77,8 +77,8 @@ def _earlier_live() -> list[dict[str, object]]:
     if not path.exists():
         return []
     found = json.loads(path.read_text(encoding="utf-8"))
-    where = {"measured": {key: found[key] for key in ("date", "processor")}}
-    return [{**where, **result} for result in found["results"] if not result["is_simulated"]]
+    measured = {"measured": where(found)}
+    return [{**measured, **result} for result in found["results"] if not result["is_simulated"]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,12 +13,12 @@ on odd blocks and scored on even ones.
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import transformers
 
-from benchmarks.measuring import RESULTS, setting, write_results
+from benchmarks.measuring import RESULTS, setting, where, write_results
 from benchmarks.regret.among_fixed import among_fixed
 from benchmarks.regret.grid import LATE, Case
 from benchmarks.regret.scoring import ADAPTIVE, OFF
@@ -59,14 +59,10 @@ def live(case: Case) -> Result:
         "best_fixed": found.best,
         "blocks": case.blocks,
         **{name: ratio.to_dict() for name, ratio in ratios.items()},
-        "measured": _where(setting()),
+        "measured": where(setting()),
         "steps": {name: sum(row) for name, row in found.steps.items()},
         "rates": {name: [round(rate, 2) for rate in row] for name, row in found.rates.items()},
     }
-
-
-def _where(facts: Mapping[str, object]) -> Result:
-    return {key: facts[key] for key in ("date", "processor")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

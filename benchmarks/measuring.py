@@ -61,6 +61,11 @@ def _device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
+def where(facts: Mapping[str, object]) -> dict[str, object]:
+    """The date and the processor of a `setting`, for rows that are measured apart."""
+    return {key: facts[key] for key in ("date", "processor")}
+
+
 def write_results(
     name: str, command: str, results: Sequence[Mapping[str, object]], *, folder: Path = RESULTS
 ) -> Path:

@@ -13,8 +13,6 @@ from sdcontrol.traces.step_times import CostTimes
 from tests.plan_instances import DrawnCost
 
 ARM, ARMS = "draft_model", ("ngram", "draft_model")
-
-
 _ROUNDS = {"ngram": (0.0, 0.0, 0.0), ARM: (0.4, 0.0, 0.0)}
 COST = DrawnCost("linear", 1.0, 0.01, 1, 0.0, _ROUNDS, per_catch_up_token=0.003)
 
@@ -78,13 +76,13 @@ def test_drafters_of_a_family_are_known_together() -> None:
     first = FirstUses()
     for _ in range(4):
         beginners(first, [1000])
-    view = view_of([1000, 1000], "draft_model:other")
-    plan = first.limited(view, all_with("draft_model:other", 2), (*ARMS, "draft_model:other"), COST)
+    view = view_of([1000] * 8, "draft_model:other")
+    plan = first.limited(view, all_with("draft_model:other", 8), (*ARMS, "draft_model:other"), COST)
     assert not waits(plan)
 
 
 def test_a_batch_does_not_catch_up_on_an_assumption() -> None:
-    """Simulated: it takes six times what is assumed, so that all at once would take 14 steps' time."""
+    """Simulated: all at once would take 14 steps' time, and bring nothing."""
     simulation = Simulation(
         simulated_regret.workload_of("free", 16, 2),
         Controller("goodput", clock=None),

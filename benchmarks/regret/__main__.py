@@ -12,13 +12,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import transformers
 
-from benchmarks.measuring import RESULTS, setting, write_results
+from benchmarks.measuring import RESULTS, setting, where, write_results
 from benchmarks.regret.grid import CELLS, WORKLOADS, Case, quick
 from benchmarks.regret.plot import svg
 from benchmarks.regret.results import cell_result, misses, workload_result
@@ -68,7 +68,7 @@ def measure(case: Case, *, is_tiny: bool = False) -> Result:
     finally:
         rig.close()
     seconds = time.perf_counter() - started
-    result["measured"] = _where(setting())
+    result["measured"] = where(setting())
     result["seconds"] = {"all": round(seconds, 1), "contexts": round(ready - started, 1)}
     print(f"{case.name:28s} {seconds:5.0f} s  {'; '.join(misses(result)) or 'met'}", flush=True)
     return result
@@ -85,12 +85,8 @@ def _earlier(folder: Path) -> dict[str, Result]:
     if not path.exists():
         return {}
     found = json.loads(path.read_text(encoding="utf-8"))
-    where = {"measured": _where(found)}  # of results that do not say it themselves
-    return {str(result["name"]): {**where, **result} for result in found["results"]}
-
-
-def _where(facts: Mapping[str, object]) -> dict[str, object]:
-    return {key: facts[key] for key in ("date", "processor")}
+    measured = {"measured": where(found)}  # of results that do not say it themselves
+    return {str(result["name"]): {**measured, **result} for result in found["results"]}
 
 
 def _write(folder: Path, results: Sequence[Result]) -> None:

@@ -26,9 +26,7 @@ IN_FULL = "budget_argmax"  # drafts as many for everyone as one sets it to
 _LEAST_IN_FULL = 5
 _RIVALS = ("smartspec", "ema_steps", "throughput_aware", "heuristic")
 _OUTCLASSED = 0.95  # of the best of its sort
-_OUTCLASSED_AT_ONCE = (
-    0.8  # the same after a single block, which other work on the machine may have slowed
-)
+_OUTCLASSED_AT_ONCE = 0.8  # after a single block, which may merely have been slowed
 _OUTCLASSED_IN_A_CELL = 0.75  # the same in a cell, whose blocks are shorter
 
 

@@ -1,6 +1,6 @@
 """How many may begin to catch up at once, while it was hardly measured what that takes.
 
-What a drafter's catch-up takes is assumed until it is measured, and may take ten times as much. A batch
+What a drafter's catch-up takes is assumed until it is measured, and may take several times as much. A batch
 that believed it would pay for all of its prompts in one step. So where that is believed to take longer than
 three plain steps, the first steps let one request begin, and then as many tokens be caught up with as were before:
 what is wrong is known after few, and the others wait for a step or two.
@@ -21,42 +21,46 @@ _NEVER = 64  # steps of drafting without any, after which none is looked for
 _UP_TO_DATE = Hint()
 _WAIT = " wait until it is known what catching up takes"
 
+_Begin = tuple[int, str, int]  # request, family, tokens to catch up with
+
 
 class FirstUses:
     """Tokens of first catch-ups, by family, until what those take is known."""
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
-        self._steps: Counter[str] = Counter()  # with such catch-ups, by family
-        self._others: Counter[str] = Counter()  # without, by drafter
-        self._known: set[str | None] = {None}  # drafters
+        self._steps: Counter[str] = Counter()  # with such catch-ups
+        self._others: Counter[str] = Counter()  # steps of drafting without
+        self._known: set[str] = set()
 
     def update(self, observation: Observation) -> None:
         """Take note of who caught up."""
-        used = {choice.drafter for choice in observation.plan.choices} - self._known
+        arms = {choice.drafter for choice in observation.plan.choices}
+        used = {family_of(arm) for arm in arms if arm is not None} - self._known
         if not used:  # as most steps
             return
         caught_up: Counter[str] = Counter()
-        for r, lag in self._begin(observation.view, observation.plan):
-            caught_up[family_of(str(observation.plan.choices[r].drafter))] += lag
+        for _, family, lag in self._begin(observation.view, observation.plan):
+            caught_up[family] += lag
         self._tokens.update(caught_up)
         self._steps.update(caught_up.keys())
-        self._others.update(str(arm) for arm in used if family_of(str(arm)) not in caught_up)
-        for arm in map(str, used):
-            if self._steps[family_of(arm)] >= _KNOWN or self._others[arm] >= _NEVER:
-                self._known.add(arm)
+        self._others.update(used - caught_up.keys())
+        self._known |= {
+            family
+            for family in used
+            if self._steps[family] >= _KNOWN or self._others[family] >= _NEVER
+        }
 
     def limited(self, view: BatchView, plan: Plan, arms: tuple[str, ...], cost: Cost) -> Plan:
         """`plan`, which may draft with `arms`, with few enough who begin: those with most tokens to go."""
-        if self._known.issuperset(arms) or not _any_late(view):
+        if self._known.issuperset(map(family_of, arms)) or not _any_late(view):
             return plan
         begin = list(self._begin(view, plan))
-        if len(begin) < 2 or _seconds(plan, begin, cost) <= _AT_ONCE * _plain(view, cost):
+        if len(begin) < 2 or _seconds(begin, cost) <= _AT_ONCE * _plain(view, cost):
             return plan
         begin.sort(key=lambda found: -view.requests[found[0]].remaining_tokens)
         choices, spent, waiting = list(plan.choices), Counter[str](), 0
-        for r, lag in begin:
-            family = family_of(str(choices[r].drafter))
+        for r, family, lag in begin:
             if spent[family] and spent[family] + lag > self._tokens[family]:
                 choices[r], waiting = Choice.off(), waiting + 1
             spent[family] += lag
@@ -64,14 +68,14 @@ class FirstUses:
             return plan
         return Plan(tuple(choices), f"{plan.reason}; {waiting}{_WAIT}")
 
-    def _begin(self, view: BatchView, plan: Plan) -> Iterator[tuple[int, int]]:
-        """Who lags by most of the context of a drafter whose catch-ups are not known, and by how much."""
+    def _begin(self, view: BatchView, plan: Plan) -> Iterator[_Begin]:
+        """Who lags by most of the context, of a family whose catch-ups are not known."""
         for r, (request, choice) in enumerate(zip(view.requests, plan.choices, strict=True)):
-            if choice.drafter in self._known or choice.drafter is None:
+            if choice.drafter is None or family_of(choice.drafter) in self._known:
                 continue
             hint = request.hints.get(choice.drafter, _UP_TO_DATE)
             if 2 * hint.catch_up_tokens >= request.context_tokens:
-                yield r, hint.catch_up_tokens
+                yield r, family_of(choice.drafter), hint.catch_up_tokens
 
 
 def _any_late(view: BatchView) -> bool:
@@ -80,12 +84,12 @@ def _any_late(view: BatchView) -> bool:
     return bool((2 * columns.catch_up_tokens >= columns.context_tokens).any())
 
 
-def _seconds(plan: Plan, begin: list[tuple[int, int]], cost: Cost) -> float:
+def _seconds(begin: list[_Begin], cost: Cost) -> float:
     """That catch-ups are believed to take; nothing where nothing is believed."""
     price = getattr(cost, "catch_up_seconds", None)
     if price is None:
         return 0.0
-    return float(sum(price(family_of(str(plan.choices[r].drafter)), lag) for r, lag in begin))
+    return float(sum(price(family, lag) for _, family, lag in begin))
 
 
 def _plain(view: BatchView, cost: Cost) -> float:
