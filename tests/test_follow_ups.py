@@ -57,3 +57,13 @@ def test_what_was_not_followed_up_in_8_steps_is_not_due_any_more() -> None:
     assert tries.arm == ARM
     tries.update(quiet())
     assert tries.arm == ""
+
+
+def test_a_follow_up_that_catches_up_with_a_few_tokens_begins_no_new_ones() -> None:
+    """Rounds of whoever lags by a little more than it drafts are no first use."""
+    tries, times = FollowUps(), 0
+    tries.update(tried(PROBES, 800, 1.0))
+    while tries.arm == ARM and times < 100:
+        tries.update(tried(FOLLOWS_UP, 5, 0.0001))
+        times += 1
+    assert times == 8

@@ -11,7 +11,7 @@ import numpy as np
 from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, Hint, Observation, family_of
 from sdcontrol.policies.problem import Problem
-from sdcontrol.policies.tries import LENGTHS, Try, try_of
+from sdcontrol.policies.tries import FOLLOWS_UP, LENGTHS, Try, try_of
 
 __all__ = ["FollowUps", "of_caught_up"]
 
@@ -42,7 +42,7 @@ class FollowUps:
 
     def _note(self, observation: Observation, tried: Try) -> None:
         seconds = observation.timing.draft_seconds.get(family_of(tried.arm), 0.0)
-        goes_on = _has_caught_up(observation, tried.arm)
+        goes_on = tried.mark != FOLLOWS_UP and _has_caught_up(observation, tried.arm)
         if goes_on:
             self._tries, self._seconds = _MOST_TRIES, _SHARE * seconds
         else:
