@@ -12,9 +12,10 @@ Where nobody follows, a batch ends with its slowest request: what others gain be
 nothing but their own part of the steps. With `fixed` the seconds of a step whatever its tokens, and `each`
 those that a request adds, the rest of the batch takes about `fixed * (steps of the last request) + each *
 (steps of all requests)`; a token of request r saves `(fixed * P(r is the last) + each) / (tokens per
-step of r)` seconds of that. Who is the last is uncertain, since text that is hard to draft is followed by text
-that is not: in proportion to the steps that remain. Whoever says more slows requests down that are the
-last ones later.
+step of r)` seconds of that. Who is the last is uncertain, since text that is hard to draft may be followed by text
+that is not: in proportion to a power of the steps that remain. And of what a draft token saves of the steps of the last request
+less is `kept` than of a token that comes anyway: whoever turns out to be the last gained less than was foreseen. Both are
+learnt (`stragglers`): whoever says more slows requests down that are the last ones later.
 
 Knows nothing of who leaves and who comes (`worth` does), of drafters, or of how the best plan is found.
 """
@@ -25,15 +26,16 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 
-__all__ = ["PACE", "SAME", "Pace", "tokens_of", "weigh", "weigh_all"]
+__all__ = ["PACE", "SAME", "Pace", "steps_left", "tokens_of", "weigh", "weigh_all"]
 
-Pace = tuple[FloatArray, FloatArray, tuple[float, float, float, float]]
+Pace = tuple[FloatArray, FloatArray, tuple[float, float, float, float, float, float]]
 """By request, the step at which it came and the tokens that remained then; the present step, tokens and
-drafts of the average request's step, the share of requests that are followed by others."""
-PACE = "Tuple((float64[::1], float64[::1], UniTuple(float64, 4)))"
+drafts of the average request's step, the share of requests that are followed by others; how sharply steps that
+remain say who is the last, and the share of a gain that the last one keeps."""
+PACE = "Tuple((float64[::1], float64[::1], UniTuple(float64, 6)))"
 
 _NOBODY: FloatArray = np.zeros(0)
-SAME: Pace = _NOBODY, _NOBODY, (0.0, 1.0, 0.0, 1.0)
+SAME: Pace = _NOBODY, _NOBODY, (0.0, 1.0, 0.0, 1.0, 1.0, 1.0)
 """Of requests whose tokens are worth the same."""
 
 _OWN_STEPS = 2.0  # at the average pace, which a request's own steps are added to, if nobody follows
@@ -55,7 +57,7 @@ def tokens_of(problem: Problem, answer: Answer) -> float:
 @compiled(f"float64[::1](int64[::1], {PACE}, float64)", is_inlined=True)
 def _speeds(remaining: IntArray, pace: Pace, own_steps: float) -> FloatArray:
     """Tokens per step of each request so far, after as many steps at the average pace."""
-    steps, came, (now, tokens, _, _) = pace
+    steps, came, (now, tokens, _, _, _, _) = pace
     speed = np.empty(len(steps))
     for r in range(len(steps)):
         own = max(came[r] - remaining[r], 0.0) + own_steps * tokens  # a name may be used again
@@ -63,10 +65,20 @@ def _speeds(remaining: IntArray, pace: Pace, own_steps: float) -> FloatArray:
     return speed
 
 
+@compiled(f"float64[::1](int64[::1], {PACE})", is_inlined=True)
+def steps_left(remaining: IntArray, pace: Pace) -> FloatArray:
+    """By request: how many it takes to its end, the next tokens at its own pace."""
+    tokens, speed, left = pace[2][1], _speeds(remaining, pace, _OWN_STEPS), np.empty(len(remaining))
+    for r in range(len(remaining)):
+        foreseen = min(float(remaining[r]), _FORESEEN_TOKENS)
+        left[r] = foreseen / speed[r] + (remaining[r] - foreseen) / tokens
+    return left
+
+
 @compiled(f"float64[::1](Tuple((float64[::1], float64)), int64[::1], {PACE})", is_inlined=True)
 def _to_the_end(seconds: tuple[FloatArray, float], remaining: IntArray, pace: Pace) -> FloatArray:
-    """By request what its tokens are worth if nobody follows, 1 on average."""
-    _, _, (_, tokens, drafts, _) = pace
+    """By request what its draft tokens are worth if nobody follows, beside one that comes anyway, 1 on average."""
+    _, _, (_, tokens, drafts, _, sharpness, kept) = pace
     (verify, least), batch = seconds, len(remaining)
     used = min(int(drafts * batch + 0.5), len(verify) - 1)
     token = max(verify[used] - least, 0.0) / max(
@@ -74,14 +86,12 @@ def _to_the_end(seconds: tuple[FloatArray, float], remaining: IntArray, pace: Pa
     )  # as requests end, all of them
     each = token * (1.0 + drafts) / tokens
     fixed = max(verify[used] - token * (used + batch), 0.0)
-    speed, left = _speeds(remaining, pace, _OWN_STEPS), np.empty(batch)
-    for r in range(batch):
-        foreseen = min(float(remaining[r]), _FORESEEN_TOKENS)
-        left[r] = foreseen / speed[r] + (remaining[r] - foreseen) / tokens
-    worth = fixed * left / left.sum() / speed + each
-    if not worth.sum() > 0.0:
+    chances = steps_left(remaining, pace) ** sharpness
+    last = fixed * chances / chances.sum() / _speeds(remaining, pace, _OWN_STEPS)
+    mean = (last + each).mean()
+    if not mean > 0.0:
         return np.ones(batch)
-    return np.asarray(worth / worth.mean())
+    return np.asarray((kept * last + each) / mean)
 
 
 @compiled(f"Tuple((float64, int64))({TABLES}, int64, Tuple((float64, float64)))", is_inlined=True)
@@ -120,7 +130,7 @@ def _on_the_way(tables: Tables, speed: FloatArray) -> FloatArray:
 def weigh(tables: Tables, least: float, remaining: IntArray, pace: Pace) -> FloatArray:
     """Expected tokens `[arms, requests, lengths]`, in those of the average request."""
     gain, verify = tables[0], tables[3]
-    steps, _, (_, tokens, _, followed) = pace
+    steps, _, (_, tokens, _, followed, _, _) = pace
     if len(steps) == 0 or tokens <= 0.0 or len(verify) < 2:
         return gain
     weight = np.zeros(len(steps))

@@ -10,6 +10,7 @@ import numpy as np
 
 from sdcontrol.columns import ids_of
 from sdcontrol.core import BatchView, FloatArray, Observation, RequestView
+from sdcontrol.policies.stragglers import Stragglers
 from sdcontrol.policies.weighing import SAME, Pace
 
 __all__ = ["Worth"]
@@ -22,7 +23,7 @@ _GAPS = 8  # between arrivals, over which their average is taken
 
 
 class Worth:
-    """Who ends when, and whether somebody follows: nobody, until somebody did."""
+    """Who ends when, and whether somebody follows: nobody, until somebody did. `stragglers`: who is last."""
 
     def __init__(self) -> None:
         self._ids: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class Worth:
         self._arrival = 0  # step of the last one, or at which all were new
         self._gap, self._num_gaps = 1.0, 0  # steps between arrivals
         self._tokens = self._drafts = 0.0  # per request and step
+        self.stragglers = Stragglers()
         self._waited = False  # somebody, in the last step
         self._steps = 0
 
@@ -42,6 +44,7 @@ class Worth:
         ids = ids_of(observation.view)
         if ids != self._ids:
             self._regroup(observation.view, ids)
+        self.stragglers.update(observation.view, lambda: self.pace(observation.view))
         self._waited = observation.view.others_wait
         if ids:
             self._steps += 1
@@ -55,7 +58,8 @@ class Worth:
             return SAME
         steps, remaining = self._since if ids_of(view) == self._ids else _arrays(view, self._came)
         numbers = float(view.step), self._tokens, self._drafts, self._followed(view)
-        return steps, remaining, numbers
+        last = self.stragglers.sharpness, self.stragglers.kept(len(view.requests))
+        return steps, remaining, (*numbers, *last)
 
     def _followed(self, view: BatchView) -> float:
         """The share of requests that are followed by others."""
