@@ -26,9 +26,9 @@ class Loop:
     answer: tuple[int, int] = (150, 300)
     per_caught_up_token: float = 0.0  # seconds, of arms that have rounds
 
-    def speed(self, steps: int, fixed: tuple[str, int] | None = None) -> float:
+    def speed(self, steps: int, fixed: tuple[str, int] | None = None, seed: int = 3) -> float:
         """Expected tokens per second of what was planned, or of always the same; learning included."""
-        generator, controller = np.random.default_rng(3), Controller()
+        generator, controller = np.random.default_rng(seed), Controller()
         crowd = _Crowd(self, generator)
         tokens = seconds = 0.0
         for step in range(steps):
@@ -180,8 +180,9 @@ def _with_model(
     ],
 )
 def test_little_is_lost_to_the_best_fixed_setting(loop: Loop, least: float) -> None:
-    """All of 900 steps, learning included."""
-    assert loop.speed(900) > least * loop.best_fixed(900)
+    """All of 900 steps, learning included; three runs, since one alone moves by 1 to 2 %."""
+    speeds = [loop.speed(900, seed=seed) for seed in (3, 4, 5)]
+    assert sum(speeds) / len(speeds) > least * loop.best_fixed(900)
 
 
 def test_what_was_taken_up_is_replayed_exactly(

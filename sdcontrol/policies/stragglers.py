@@ -24,8 +24,7 @@ __all__ = ["Stragglers"]
 
 _SHARPNESS = np.array([1.0, 2.0, 3.0, 5.0])
 _DOUBTS = np.array([0.0, 0.2, 0.4, 0.6])  # nats against each, before anything is known
-_BEHIND = 0.15  # share of a gain that a deviation costs, before anything is known
-_EVIDENCE = 1.0  # what that counts for: squared deviations
+_EVIDENCE = 1.0  # squared deviations that nothing being behind counts for, before anything is known
 _FULL_GAIN = 0.3  # tokens per step that say as much of it as more would
 _LUCK = 0.5  # of what the last one is behind; the rest is text in which little was foreseen
 _FADING = 0.8  # of what is known, per batch
@@ -48,7 +47,7 @@ class Stragglers:
     def __init__(self) -> None:
         self._likely = np.zeros(len(_SHARPNESS))  # log-likelihood of who ended when
         self._weight = np.full(len(_SHARPNESS), _EVIDENCE)
-        self._behind = _BEHIND * self._weight  # of the gain that might have been, by deviation
+        self._behind = np.zeros(len(_SHARPNESS))  # of the gain that might have been, by deviation
         self._view: BatchView | None = None
         self._is_closed, self._began = True, 0
         self._looks: list[_Look] = []
