@@ -5,7 +5,7 @@
 To be run again whenever a policy or an estimator is changed on purpose: the traces are the
 controller's regression test, and an older one holds the decisions of the older controller. A trace
 for what-if replays has to hold drafts of every drafter, whose times are fitted to it; what `goodput`
-tries out depends on what it measures, so such a run is repeated until it does, twenty times at most. A trace takes
+tries out depends on what it measures, so such a run is repeated until it does, nine times at most. A trace takes
 the place of its predecessor when it is done. Nothing is recorded beside programs that take the core
 away: of such steps no times can be fitted.
 """
@@ -49,7 +49,7 @@ _ONE_DRAFTER = (
     "concurrency_schedule",
 )
 _STEPS_BETWEEN_ARRIVALS = 5
-_MOST_TRIES = 20
+_MOST_TRIES = 9
 _LEAST_SHARE = 0.95  # of the time on the core
 
 
@@ -140,7 +140,7 @@ def _record(run: _Run, path: Path) -> ReplayReport:
 def record_with_all_drafters(record: Callable[[], list[Request]], path: Path) -> list[Request]:
     """Call `record`, which writes a trace to `path`, until every drafter is used in it.
 
-    What it answered the last time. Raises `TraceError`, and leaves no trace, after twenty tries.
+    What it answered the last time. Raises `TraceError`, and leaves no trace, after nine tries.
     """
     unused: list[str] = []
     for _ in range(_MOST_TRIES):
