@@ -52,7 +52,8 @@ def drawn_pace(step: int, batch: int) -> Pace:
     came, left = rng.integers(0, step + 1, batch), 500 + rng.integers(0, 4 * step + 1, batch)
     facts = float(step), rng.uniform(1.0, 5.0), rng.uniform(0.0, 6.0), rng.uniform(0.0, 0.9)
     last = rng.uniform(1.0, 5.0), rng.uniform(0.5, 1.0)
-    return came.astype(np.float64), left.astype(np.float64), (*facts, *last)
+    kept = {family: rng.uniform(0.0, 1.0) for family in ("ngram", "draft_model")}
+    return Pace(came.astype(np.float64), left.astype(np.float64), (*facts, *last), kept)
 
 
 def weighed(problem: Problem, view: BatchView, belief: Belief, pace: Pace) -> Problem:

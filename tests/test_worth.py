@@ -174,7 +174,7 @@ def serve(worth: Worth, steps: range, *, others_wait: bool = False) -> tuple[int
 def test_where_all_are_replaced_nobody_waits_for_the_slowest() -> None:
     worth = Worth()
     step, left = serve(worth, range(80))
-    _, _, (_, _, _, followed, _, _) = worth.pace(view_of(step, left))
+    followed = worth.pace(view_of(step, left)).numbers[3]
     assert followed == 1.0
 
 

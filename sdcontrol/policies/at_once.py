@@ -23,7 +23,7 @@ from sdcontrol.policies.maximise import search
 from sdcontrol.policies.posing import Horizon, pose, price, spent
 from sdcontrol.policies.problem import Answer, IntArray
 from sdcontrol.policies.reading import layout_of, rows_of
-from sdcontrol.policies.weighing import PACE, SAME, Pace, weigh
+from sdcontrol.policies.weighing import SAME, TOLD, Pace, Told, weigh
 
 __all__ = ["Answered", "answer_at_once", "refine_at_once"]
 
@@ -65,7 +65,7 @@ def answer_at_once(
     prices = cost.terms(said.kv_tokens, len(view.requests), layout.families)
     arm, length, numbers, most = _answer(
         (said.values, said.is_allowed),
-        (survival.terms, survival.correction, pace),
+        (survival.terms, survival.correction, pace.told(layout.families)),
         (layout.rows, layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
         (
@@ -98,7 +98,7 @@ def refine_at_once(
     planned = [choice.num_draft_tokens for choice in plan.choices]
     length, seconds = _refined(
         ((said.values, said.is_allowed), (np.array(planned), np.array(drafted))),
-        (survival.terms, survival.confidence, pace),
+        (survival.terms, survival.confidence, pace.told(layout.families)),
         (rows_of(layout.arms, survival.arms), layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
         (prices.beside.drafting, prices.padding, float(said.kv_tokens), view.free_kv_tokens),
@@ -124,18 +124,18 @@ def _believe(
 @compiled(
     "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
     "Tuple((float64[::1], boolean[:,::1])), "
-    f"Tuple(({TERMS}, {CORRECTION}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
+    f"Tuple(({TERMS}, {CORRECTION}, {TOLD})), UniTuple(int64[::1], 3), {_PRICES}, "
     "Tuple((float64, float64, float64, float64, int64, UniTuple(float64, 3))))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
-    believed: tuple[Terms, Correction, Pace],
+    believed: tuple[Terms, Correction, Told],
     layout: tuple[IntArray, IntArray, IntArray],  # rows, budgets, family
     prices: _Prices,
     numbers: tuple[float, float, float, float, int, Horizon],
 ) -> tuple[IntArray, IntArray, tuple[float, float, float, float], int]:
     """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are."""
-    (terms, correction, pace), (rows, _, family) = believed, layout
+    (terms, correction, told), (rows, _, family) = believed, layout
     kept, weights, coefficients, edges, lines = prices
     plain, drafting, padding, kv_tokens, most_drafts, horizon = (
         numbers  # the first two are overheads
@@ -156,8 +156,8 @@ def _answer(
     verify[0] += plain - drafting
     drafted = np.zeros(len(rounds), np.int64)
     one = read_off((kept[0], grid, edges), 1.0, 0, plain)
-    told = gain, limits, family, verify, rounds, reads, catch_up, drafted
-    weighed = weigh(told, one[0], remaining, pace)
+    tables = gain, limits, family, verify, rounds, reads, catch_up, drafted
+    weighed = weigh(tables, one[0], remaining, told)
     problem = weighed, limits, family, verify, rounds, reads, catch_up, drafted
     arm, length, _, seconds = search(problem, 0.0, False)
     tokens = float(len(arm))
@@ -169,18 +169,18 @@ def _answer(
 @compiled(
     "Tuple((int64[::1], float64))("
     "Tuple((Tuple((float64[::1], boolean[:,::1])), UniTuple(int64[::1], 2))), "
-    f"Tuple(({TERMS}, {GIVEN}, {PACE})), UniTuple(int64[::1], 3), {_PRICES}, "
+    f"Tuple(({TERMS}, {GIVEN}, {TOLD})), UniTuple(int64[::1], 3), {_PRICES}, "
     "Tuple((float64, float64, float64, int64)))"
 )
 def _refined(
     said: tuple[tuple[FloatArray, NDArray[np.bool_]], tuple[IntArray, IntArray]],
-    believed: tuple[Terms, Given, Pace],
+    believed: tuple[Terms, Given, Told],
     layout: tuple[IntArray, IntArray, IntArray],  # rows among the view's, budgets, family
     prices: _Prices,
     numbers: tuple[float, float, float, int],  # seconds beside, of padding, KV tokens, most drafts
 ) -> tuple[IntArray, float]:
     """Lengths, of planned and drafted ones, and the seconds of the step."""
-    (terms, given, pace), (rows, budgets, family), (planned, drafted) = believed, layout, said[1]
+    (terms, given, told), (rows, budgets, family), (planned, drafted) = believed, layout, said[1]
     kept, weights, coefficients, edges, lines = prices
     beside, padding, kv_tokens, most_drafts = numbers
     (context, remaining, _, _, _, _), offered = _believe(said[0], terms)
@@ -203,8 +203,8 @@ def _refined(
     asked = edges, load[1], max(min(planned.sum(), most_drafts), 0), beside + seconds
     verify, grid = tabled(kept, weights, coefficients, load, asked)
     one = read_off((kept[0], grid, edges), 1.0, 0, beside + seconds)
-    told = posed[0], posed[1], family, verify, rounds, posed[2], catch_up, done
-    weighed = weigh(told, one[0], remaining, pace)
+    tables = posed[0], posed[1], family, verify, rounds, posed[2], catch_up, done
+    weighed = weigh(tables, one[0], remaining, told)
     problem = weighed, posed[1], family, verify, rounds, posed[2], catch_up, done
     _, length, _, seconds = search(problem, 0.0, False)
     return length, seconds

@@ -85,7 +85,7 @@ class Goodput(Policy):
         if not view.requests:
             return Plan.off(view)
         horizon, pace = self.stretches.horizon, self._pace(view)
-        may_probe, takes_up = self.probing.looks(view), self.taking_up.looks(view, pace[-1][3])
+        may_probe, takes_up = self.probing.looks(view), self.taking_up.looks(view, pace.numbers[3])
         is_usual = not (may_probe or takes_up)
         answered = answer_at_once(view, belief, horizon, pace) if is_usual else None
         if answered is not None:

@@ -4,20 +4,19 @@ Such a batch ends with its slowest request, its straggler. Steps that remain say
 sharply, the longer a request keeps its pace: P(last) ~ steps ** sharpness, with the sharpness under which the
 order in which they ended was likeliest. And whoever is last is so since its drafts brought less than those of
 all who might have been. Of what a draft saves if its request is the last a share is `kept`: less the more requests there
-are, as the largest of many normal numbers is further from their mean. Batches are looked at after 8, 16,
-32, ... steps, and learnt from when all have gone. Knows nothing of drafters, costs or plans. A fold over
-observations.
+are, as the largest of many normal numbers is further from their mean; and less by drafters that bring it less than
+others (`gains`). Batches are looked at after 8, 16, 32, ... steps, and learnt from when all have gone. Knows nothing of
+costs or plans. A fold over observations.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 from sdcontrol.columns import columns_of, ids_of
-from sdcontrol.core import BatchView, FloatArray
+from sdcontrol.core import BatchView, FloatArray, Observation
+from sdcontrol.policies.last_gains import LastGains, expected_most
 from sdcontrol.policies.weighing import SAME, Pace, steps_left
 
 __all__ = ["Stragglers"]
@@ -48,38 +47,35 @@ class Stragglers:
         self._likely = np.zeros(len(_SHARPNESS))  # log-likelihood of who ended when
         self._weight = np.full(len(_SHARPNESS), _EVIDENCE)
         self._behind = np.zeros(len(_SHARPNESS))  # of the gain that might have been, by deviation
+        self.sharpness = float(_SHARPNESS[0])
+        """The power of the steps that remain that says who is the last."""
+        self._lost = 0.0  # of a gain of the last one, by deviation
+        self.gains = LastGains()
         self._view: BatchView | None = None
         self._is_closed, self._began = True, 0
         self._looks: list[_Look] = []
         self._ended: dict[str, tuple[int, int]] = {}  # last step, and what remained in it
 
-    @property
-    def sharpness(self) -> float:
-        """The power of the steps that remain that says who is the last."""
-        return float(_SHARPNESS[self._best])
-
     def kept(self, num_requests: int) -> float:
-        """The share of a gain that the last of so many requests has."""
-        behind = float(self._behind[self._best] / self._weight[self._best])
-        return 1.0 - _LUCK * min(max(behind, 0.0) * _expected_most(num_requests), 1.0)
+        """The share of a gain that the last of so many requests has, whichever drafter's it is."""
+        return 1.0 - _LUCK * min(self._lost * expected_most(num_requests), 1.0)
 
-    def update(self, view: BatchView, pace: Callable[[], Pace]) -> None:
-        """Take note of who decodes; `pace` is asked for in steps that are looked at."""
+    def update(self, observation: Observation, pace: Callable[[], Pace]) -> None:
+        """Take note of a step; `pace` is asked for in steps that are looked at."""
+        view = observation.view
         last, self._view = self._view, view
         ids = ids_of(view)
         if last is None or ids != ids_of(last) or _is_used_again(view, last):
             self._regroup(view, last)
+        if self._is_closed:
+            self.gains.count(observation)
         steps = view.step - self._began
         if self._is_closed and steps >= _FIRST_LOOK and not steps & (steps - 1):
             now = pace()
-            if now is not SAME and now[2][1] > 0.0:
+            if now is not SAME and now.numbers[1] > 0.0:
                 remaining = columns_of(view).remaining_tokens
                 left = steps_left(remaining, now)
                 self._looks.append(_Look(view.step, ids, remaining.astype(float), left))
-
-    @property
-    def _best(self) -> int:
-        return int(np.argmax(self._likely - _DOUBTS))
 
     def _regroup(self, view: BatchView, last: BatchView | None) -> None:
         """Requests left, or came: a batch is followed if somebody comes when others have left."""
@@ -95,11 +91,15 @@ class Stragglers:
             if self._is_closed and len(self._ended) > 1:
                 self._learn()
             self._is_closed, self._began, self._looks, self._ended = True, view.step, [], {}
+            self.gains.begin(ids_of(view))
         elif not now.issubset(before):
             self._is_closed = self._is_closed and not self._ended
             self._began, self._looks, self._ended = view.step, [], {}
+            self.gains.begin(ids_of(view))
 
     def _learn(self) -> None:
+        end = max([step for step, _ in self._ended.values()])
+        self.gains.learn([name for name, (step, _) in self._ended.items() if step == end])
         looks = [told for look in self._looks if (told := _told(look, self._ended)) is not None]
         if not looks:
             return
@@ -107,6 +107,9 @@ class Stragglers:
         self._likely = _FADING * self._likely + likely
         self._weight = _FADING * self._weight + weight
         self._behind = _FADING * self._behind + behind
+        best = np.argmax(self._likely - _DOUBTS)
+        self.sharpness = float(_SHARPNESS[best])
+        self._lost = max(float(self._behind[best] / self._weight[best]), 0.0)
 
 
 def _told(
@@ -123,7 +126,7 @@ def _told(
     gains = (look.remaining - ends[:, 1]) / np.maximum(steps, 1.0) - 1.0
     powers = np.maximum(look.left, 1e-9) ** _SHARPNESS[:, None]
     gained = np.maximum(powers @ gains / powers.sum(axis=1), 0.0)
-    deviations = _expected_most(len(order))
+    deviations = expected_most(len(order))
     says = np.minimum(gained / _FULL_GAIN, 1.0)
     behind = (1.0 - gains[order[0]] / np.maximum(gained, 1e-9)) * says * deviations
     return _likelihood(powers[:, order], steps[order]), says * deviations**2, behind
@@ -143,9 +146,3 @@ def _is_used_again(view: BatchView, last: BatchView) -> bool:
         return False
     now, before = view.requests[0], last.requests[0]
     return now.id == before.id and now.remaining_tokens > before.remaining_tokens
-
-
-@lru_cache
-def _expected_most(num: int) -> float:
-    """Of so many standard normal numbers, about (Blom 1958)."""
-    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25)) if num > 1 else 0.0

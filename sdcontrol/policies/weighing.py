@@ -14,28 +14,47 @@ those that a request adds, the rest of the batch takes about `fixed * (steps of 
 (steps of all requests)`; a token of request r saves `(fixed * P(r is the last) + each) / (tokens per
 step of r)` seconds of that. Who is the last is uncertain, since text that is hard to draft may be followed by text
 that is not: in proportion to a power of the steps that remain. And of what a draft token saves of the steps of the last request
-less is `kept` than of a token that comes anyway: whoever turns out to be the last gained less than was foreseen. Both are
-learnt (`stragglers`): whoever says more slows requests down that are the last ones later.
+less is `kept` than of a token that comes anyway: whoever turns out to be the last gained less than was foreseen, most of all
+by drafters that bring little to some. All is learnt (`stragglers`, `last_gains`): whoever says more slows requests down
+that are the last ones later.
 
 Knows nothing of who leaves and who comes (`worth` does), of drafters, or of how the best plan is found.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from sdcontrol.compiled import compiled
-from sdcontrol.core import FloatArray
+from sdcontrol.core import FloatArray, family_of
 from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 
-__all__ = ["PACE", "SAME", "Pace", "steps_left", "tokens_of", "weigh", "weigh_all"]
+__all__ = ["SAME", "TOLD", "Pace", "Told", "steps_left", "tokens_of", "weigh", "weigh_all"]
 
-Pace = tuple[FloatArray, FloatArray, tuple[float, float, float, float, float, float]]
-"""By request, the step at which it came and the tokens that remained then; the present step, tokens and
-drafts of the average request's step, the share of requests that are followed by others; how sharply steps that
-remain say who is the last, and the share of a gain that the last one keeps."""
-PACE = "Tuple((float64[::1], float64[::1], UniTuple(float64, 6)))"
+Told = tuple[FloatArray, FloatArray, tuple[float, float, float, float, float, float], FloatArray]
+"""A pace, with the share that is kept by the index of a family."""
+TOLD = "Tuple((float64[::1], float64[::1], UniTuple(float64, 6), float64[::1]))"
+
+
+class Pace(NamedTuple):
+    """How requests decode, how long they still do, and who comes after them."""
+
+    steps: FloatArray  # by request, at which it came
+    came: FloatArray  # tokens that remained then
+    numbers: tuple[float, float, float, float, float, float]
+    # ^ the present step; tokens and drafts of the average request's step; the share of requests that are followed
+    # by others; how sharply steps that remain say who is the last, and the share of a gain that the last one keeps
+    kept: Mapping[str, float]  # of that, the share by family, if not all
+
+    def told(self, families: Sequence[str]) -> Told:
+        """The same to compiled loops."""
+        kept = np.array([self.kept.get(family, 1.0) for family in families])
+        return self.steps, self.came, self.numbers, kept
+
 
 _NOBODY: FloatArray = np.zeros(0)
-SAME: Pace = _NOBODY, _NOBODY, (0.0, 1.0, 0.0, 1.0, 1.0, 1.0)
+SAME = Pace(_NOBODY, _NOBODY, (0.0, 1.0, 0.0, 1.0, 1.0, 1.0), {})
 """Of requests whose tokens are worth the same."""
 
 _OWN_STEPS = 2.0  # at the average pace, which a request's own steps are added to, if nobody follows
@@ -45,7 +64,8 @@ _FORESEEN_TOKENS = 256.0  # that come at a request's own pace, those after them 
 
 def weigh_all(problem: Problem, least: float, remaining: IntArray, pace: Pace) -> Problem:
     """The problem in tokens of the average request; `least` is the seconds of a step of one token."""
-    return problem._replace(gain=weigh(problem.tables, least, remaining, pace))
+    told = pace.told(tuple(dict.fromkeys(map(family_of, problem.arms))))
+    return problem._replace(gain=weigh(problem.tables, least, remaining, told))
 
 
 def tokens_of(problem: Problem, answer: Answer) -> float:
@@ -54,10 +74,10 @@ def tokens_of(problem: Problem, answer: Answer) -> float:
     return problem.batch + float(problem.gain[answer.arm, rows, answer.length].sum())
 
 
-@compiled(f"float64[::1](int64[::1], {PACE}, float64)", is_inlined=True)
-def _speeds(remaining: IntArray, pace: Pace, own_steps: float) -> FloatArray:
+@compiled(f"float64[::1](int64[::1], {TOLD}, float64)", is_inlined=True)
+def _speeds(remaining: IntArray, told: Told, own_steps: float) -> FloatArray:
     """Tokens per step of each request so far, after as many steps at the average pace."""
-    steps, came, (now, tokens, _, _, _, _) = pace
+    steps, came, (now, tokens, _, _, _, _), _ = told
     speed = np.empty(len(steps))
     for r in range(len(steps)):
         own = max(came[r] - remaining[r], 0.0) + own_steps * tokens  # a name may be used again
@@ -65,33 +85,49 @@ def _speeds(remaining: IntArray, pace: Pace, own_steps: float) -> FloatArray:
     return speed
 
 
-@compiled(f"float64[::1](int64[::1], {PACE})", is_inlined=True)
-def steps_left(remaining: IntArray, pace: Pace) -> FloatArray:
-    """By request: how many it takes to its end, the next tokens at its own pace."""
-    tokens, speed, left = pace[2][1], _speeds(remaining, pace, _OWN_STEPS), np.empty(len(remaining))
+@compiled(f"float64[::1](float64[::1], int64[::1], {TOLD})", is_inlined=True)
+def _left(speed: FloatArray, remaining: IntArray, told: Told) -> FloatArray:
+    """By request: the steps that it takes to its end, the next tokens at its own pace."""
+    tokens, left = told[2][1], np.empty(len(remaining))
     for r in range(len(remaining)):
         foreseen = min(float(remaining[r]), _FORESEEN_TOKENS)
         left[r] = foreseen / speed[r] + (remaining[r] - foreseen) / tokens
     return left
 
 
-@compiled(f"float64[::1](Tuple((float64[::1], float64)), int64[::1], {PACE})", is_inlined=True)
-def _to_the_end(seconds: tuple[FloatArray, float], remaining: IntArray, pace: Pace) -> FloatArray:
-    """By request what its draft tokens are worth if nobody follows, beside one that comes anyway, 1 on average."""
-    _, _, (_, tokens, drafts, _, sharpness, kept) = pace
+@compiled(f"float64[::1](int64[::1], {TOLD})")
+def _steps_left(remaining: IntArray, told: Told) -> FloatArray:
+    return _left(_speeds(remaining, told, _OWN_STEPS), remaining, told)
+
+
+def steps_left(remaining: IntArray, pace: Pace) -> FloatArray:
+    """By request: how many it takes to its end."""
+    return np.asarray(_steps_left(remaining, pace.told(())))
+
+
+@compiled(
+    f"UniTuple(float64[::1], 2)(Tuple((float64[::1], float64)), int64[::1], {TOLD})",
+    is_inlined=True,
+)
+def _to_the_end(
+    seconds: tuple[FloatArray, float], remaining: IntArray, told: Told
+) -> tuple[FloatArray, FloatArray]:
+    """By request what a token is worth if nobody follows: if it is the last one's, and in any case; 1 on average."""
+    _, _, (_, tokens, drafts, _, sharpness, kept), _ = told
     (verify, least), batch = seconds, len(remaining)
     used = min(int(drafts * batch + 0.5), len(verify) - 1)
     token = max(verify[used] - least, 0.0) / max(
         used + batch - 1, 1
     )  # as requests end, all of them
-    each = token * (1.0 + drafts) / tokens
+    each = np.full(batch, token * (1.0 + drafts) / tokens)
     fixed = max(verify[used] - token * (used + batch), 0.0)
-    chances = steps_left(remaining, pace) ** sharpness
-    last = fixed * chances / chances.sum() / _speeds(remaining, pace, _OWN_STEPS)
+    speed = _speeds(remaining, told, _OWN_STEPS)
+    chances = _left(speed, remaining, told) ** sharpness
+    last = fixed * chances / chances.sum() / speed
     mean = (last + each).mean()
     if not mean > 0.0:
-        return np.ones(batch)
-    return np.asarray((kept * last + each) / mean)
+        return np.zeros(batch), np.ones(batch)
+    return kept * last / mean, each / mean
 
 
 @compiled(f"Tuple((float64, int64))({TABLES}, int64, Tuple((float64, float64)))", is_inlined=True)
@@ -126,19 +162,22 @@ def _on_the_way(tables: Tables, speed: FloatArray) -> FloatArray:
     return np.asarray(worth / worth.mean())
 
 
-@compiled(f"float64[:,:,::1]({TABLES}, float64, int64[::1], {PACE})", is_inlined=True)
-def weigh(tables: Tables, least: float, remaining: IntArray, pace: Pace) -> FloatArray:
+@compiled(f"float64[:,:,::1]({TABLES}, float64, int64[::1], {TOLD})", is_inlined=True)
+def weigh(tables: Tables, least: float, remaining: IntArray, told: Told) -> FloatArray:
     """Expected tokens `[arms, requests, lengths]`, in those of the average request."""
-    gain, verify = tables[0], tables[3]
-    steps, _, (_, tokens, _, followed, _, _) = pace
+    gain, family, verify = tables[0], tables[2], tables[3]
+    steps, _, (_, tokens, _, followed, _, _), kept = told
     if len(steps) == 0 or tokens <= 0.0 or len(verify) < 2:
         return gain
-    weight = np.zeros(len(steps))
+    last, anyway = np.zeros(len(steps)), np.zeros(len(steps))
     if followed < 1.0:
-        weight += (1.0 - followed) * _to_the_end((verify, least), remaining, pace)
+        ends = _to_the_end((verify, least), remaining, told)
+        last += (1.0 - followed) * ends[0]
+        anyway += (1.0 - followed) * ends[1]
     if followed > 0.0:
-        weight += followed * _on_the_way(tables, _speeds(remaining, pace, _PLACE_STEPS))
+        anyway += followed * _on_the_way(tables, _speeds(remaining, told, _PLACE_STEPS))
     scaled = np.empty_like(gain)
-    for r in range(len(weight)):
-        scaled[:, r] = gain[:, r] * weight[r]
+    for a in range(len(family)):
+        for r in range(len(steps)):
+            scaled[a, r] = gain[a, r] * (kept[family[a]] * last[r] + anyway[r])
     return scaled

@@ -44,7 +44,7 @@ class Worth:
         ids = ids_of(observation.view)
         if ids != self._ids:
             self._regroup(observation.view, ids)
-        self.stragglers.update(observation.view, lambda: self.pace(observation.view))
+        self.stragglers.update(observation, lambda: self.pace(observation.view))
         self._waited = observation.view.others_wait
         if ids:
             self._steps += 1
@@ -57,9 +57,10 @@ class Worth:
         if view.prefill_tokens or len(view.requests) < 2 or not self._steps:
             return SAME
         steps, remaining = self._since if ids_of(view) == self._ids else _arrays(view, self._came)
+        stragglers, count = self.stragglers, len(view.requests)
         numbers = float(view.step), self._tokens, self._drafts, self._followed(view)
-        last = self.stragglers.sharpness, self.stragglers.kept(len(view.requests))
-        return steps, remaining, (*numbers, *last)
+        last = stragglers.sharpness, stragglers.kept(count)
+        return Pace(steps, remaining, (*numbers, *last), stragglers.gains.kept(count))
 
     def _followed(self, view: BatchView) -> float:
         """The share of requests that are followed by others."""

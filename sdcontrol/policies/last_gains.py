@@ -1,0 +1,117 @@
+"""Of what a drafter's tokens gain, the share that is left for whoever ends last, by family: learnt from batches.
+
+A batch that nothing follows waits for the request whose drafts bring least. Before much is known of a request, all
+drafters are believed to bring what they do on average; but those that copy bring most of it to requests that
+will end early, and next to nothing to the last one, while a model is about as often right everywhere. So of each
+finished batch it is noted how often the first token of a family's drafts, used or scored in shadow, was right in
+the last request, and in the average one. Luck makes whoever had none the last one, and says nothing of
+the next batch: of the difference that share counts by which requests differ beyond luck (James and Stein 1961).
+Knows nothing of costs, plans, or when a batch is over. A fold over observations.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdcontrol.columns import ids_of
+from sdcontrol.core import FloatArray, Observation, family_of
+
+__all__ = ["LastGains", "expected_most"]
+
+_EVIDENCE = 0.3  # squared deviations that the last one being like all others counts for, before anything is known
+_FADING = 0.8  # of what is known, per batch
+_FEWEST = 4  # drafts of a request that say something
+
+
+class LastGains:
+    """What is known of the drafters of last requests."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}  # of the batch's requests
+        self._seated: tuple[Sequence[str], list[int]] = (), []  # who decoded last, and their rows
+        self._counts = _counts(0)
+        self._known: dict[str, FloatArray] = {}  # by family, see `_told`
+        self._kept: dict[int, Mapping[str, float]] = {}  # by number of requests
+
+    def begin(self, ids: Collection[str]) -> None:
+        """Another batch, of these requests; what was noted of one that is not over is dropped."""
+        self._rows = {name: row for row, name in enumerate(ids)}
+        self._seated = (), []
+        self._counts = _counts(len(ids))
+
+    def count(self, observation: Observation) -> None:
+        """Take note of a step's first draft tokens. Loops: the few numbers of a step are not worth arrays."""
+        ids = ids_of(observation.view)
+        if ids != self._seated[0]:
+            self._seated = ids, [self._rows[name] for name in ids]
+        rows, counts = self._seated[1], self._counts
+        plan, proposed, accepted = observation.plan, observation.proposed, observation.accepted
+        for row, choice, tokens, right in zip(rows, plan.choices, proposed, accepted, strict=True):
+            if tokens and choice.drafter is not None:
+                drafts, first = counts[choice.drafter]
+                drafts[row] += 1
+                first[row] += right > 0
+        for arm, shadow in observation.shadow.items():
+            drafts, first = counts[arm]
+            for row, found in zip(rows, shadow, strict=True):
+                if found is not None:
+                    drafts[row] += 1
+                    first[row] += found > 0
+
+    def learn(self, last: Collection[str]) -> None:
+        """The batch is over; which of its requests ended last."""
+        by_family: dict[str, FloatArray] = {}
+        for arm, counts in self._counts.items():
+            family = family_of(arm)
+            by_family[family] = by_family.get(family, 0.0) + np.array(counts, np.float64)
+        rows = [self._rows[name] for name in last]
+        for family, table in by_family.items():
+            told = _told(table, np.isin(np.arange(table.shape[1]), rows))
+            if told is not None:
+                self._known[family] = _FADING * self._known.get(family, np.zeros(4)) + told
+        self._kept.clear()
+
+    def kept(self, num_requests: int) -> Mapping[str, float]:
+        """By family, the share of its gain that the last of so many requests has; 1 of those left out."""
+        kept = self._kept.get(num_requests)
+        if kept is None:
+            kept = {family: _kept(known, num_requests) for family, known in self._known.items()}
+            self._kept[num_requests] = kept
+        return kept
+
+
+def _counts(num_requests: int) -> defaultdict[str, tuple[list[int], list[int]]]:
+    """By arm, drafts and those whose first token was right, by request."""
+    return defaultdict(lambda: ([0] * num_requests, [0] * num_requests))
+
+
+def _told(counts: FloatArray, is_last: NDArray[np.bool_]) -> FloatArray | None:
+    """Weight, how far the last one was behind in shares of the mean, the squared differences and luck in them."""
+    says = counts[0] >= _FEWEST
+    drafts, right = counts[:, says]
+    last = is_last[says]
+    if len(drafts) < 2 or not last.any() or not right.any():
+        return None
+    rates = right / drafts
+    mean = rates.mean()
+    deviations = expected_most(len(is_last))
+    behind = (1.0 - rates[last].mean() / mean) * deviations
+    luck = (mean * (1.0 - mean) / drafts).mean()
+    return np.array([deviations**2, behind, rates.var(ddof=1) / mean**2, luck / mean**2])
+
+
+def _kept(known: FloatArray, num_requests: int) -> float:
+    weight, behind, differences, luck = known.tolist()
+    shown = max(1.0 - luck / differences, 0.0) if differences > 0.0 else 0.0
+    share: float = shown * behind / (weight + _EVIDENCE) * expected_most(num_requests)
+    return 1.0 - min(max(share, 0.0), 1.0)
+
+
+@lru_cache
+def expected_most(num: int) -> float:
+    """Of so many standard normal numbers, about (Blom 1958)."""
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25)) if num > 1 else 0.0
