@@ -9,7 +9,6 @@ the next batch: of the difference that share counts by which requests differ bey
 Knows nothing of costs, plans, or when a batch is over. A fold over observations.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
@@ -32,16 +31,18 @@ class LastGains:
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}  # of the batch's requests
+        self._size = 0
         self._seated: tuple[Sequence[str], list[int]] = (), []  # who decoded last, and their rows
-        self._counts = _counts(0)
+        self._counts: dict[str, tuple[list[int], list[int]]] = {}  # by arm: drafts, right ones
         self._known: dict[str, FloatArray] = {}  # by family, see `_told`
         self._kept: dict[int, Mapping[str, float]] = {}  # by number of requests
 
     def begin(self, ids: Collection[str]) -> None:
         """Another batch, of these requests; what was noted of one that is not over is dropped."""
         self._rows = {name: row for row, name in enumerate(ids)}
+        self._size = len(ids)
         self._seated = (), []
-        self._counts = _counts(len(ids))
+        self._counts = {}
 
     def count(self, observation: Observation) -> None:
         """Take note of a step's first draft tokens. Loops: the few numbers of a step are not worth arrays."""
@@ -52,11 +53,11 @@ class LastGains:
         plan, proposed, accepted = observation.plan, observation.proposed, observation.accepted
         for row, choice, tokens, right in zip(rows, plan.choices, proposed, accepted, strict=True):
             if tokens and choice.drafter is not None:
-                drafts, first = counts[choice.drafter]
+                drafts, first = counts.get(choice.drafter) or self._add(choice.drafter)
                 drafts[row] += 1
                 first[row] += right > 0
         for arm, shadow in observation.shadow.items():
-            drafts, first = counts[arm]
+            drafts, first = counts.get(arm) or self._add(arm)
             for row, found in zip(rows, shadow, strict=True):
                 if found is not None:
                     drafts[row] += 1
@@ -83,10 +84,10 @@ class LastGains:
             self._kept[num_requests] = kept
         return kept
 
-
-def _counts(num_requests: int) -> defaultdict[str, tuple[list[int], list[int]]]:
-    """By arm, drafts and those whose first token was right, by request."""
-    return defaultdict(lambda: ([0] * num_requests, [0] * num_requests))
+    def _add(self, arm: str) -> tuple[list[int], list[int]]:
+        """Counts of an arm that nobody in the batch drafted with before."""
+        counts = self._counts[arm] = [0] * self._size, [0] * self._size
+        return counts
 
 
 def _told(counts: FloatArray, is_last: NDArray[np.bool_]) -> FloatArray | None:
