@@ -33,7 +33,7 @@ def all_with(arm: str, batch: int) -> Plan:
 def beginners(first: FirstUses, lags: Sequence[int]) -> list[int]:
     """Who drafts in a step that all would draft in, which then is observed."""
     view = view_of(lags)
-    plan = first.limited(view, all_with(ARM, len(lags)), ARMS, COST)
+    plan = first.limited(view, all_with(ARM, len(lags)), COST)
     drafted = tuple(choice.num_draft_tokens for choice in plan.choices)
     ones = (1,) * len(lags)
     timing = Timing({ARM: 1.0}, 1.0)
@@ -44,7 +44,7 @@ def beginners(first: FirstUses, lags: Sequence[int]) -> list[int]:
 def test_as_many_tokens_begin_as_have_begun_and_then_all() -> None:
     """Those with most to go first; the plan says that others wait, and does not stand for another step."""
     first, lags = FirstUses(), [1000] * 16
-    plan = first.limited(view_of(lags), all_with(ARM, 16), ARMS, COST)
+    plan = first.limited(view_of(lags), all_with(ARM, 16), COST)
     assert waits(plan)
     assert plan.reason == "all; 15 wait until it is known what catching up takes"
     for expected in (1, 1, 2, 4):
@@ -60,7 +60,7 @@ def test_as_many_tokens_begin_as_have_begun_and_then_all() -> None:
 def test_who_is_alone_or_takes_little_waits_for_nobody(lags: list[int]) -> None:
     """By less than half of a context: it had caught up before. Three plain steps' time is little."""
     plan = all_with(ARM, len(lags))
-    assert FirstUses().limited(view_of(lags), plan, ARMS, COST) is plan
+    assert FirstUses().limited(view_of(lags), plan, COST) is plan
 
 
 def test_look_ups_and_drafters_that_never_catch_up_are_not_looked_at_for_ever() -> None:
@@ -77,7 +77,7 @@ def test_drafters_of_a_family_are_known_together() -> None:
     for _ in range(4):
         beginners(first, [1000])
     view = view_of([1000] * 8, "draft_model:other")
-    plan = first.limited(view, all_with("draft_model:other", 8), (*ARMS, "draft_model:other"), COST)
+    plan = first.limited(view, all_with("draft_model:other", 8), COST)
     assert not waits(plan)
 
 

@@ -35,8 +35,7 @@ class FirstUses:
 
     def update(self, observation: Observation) -> None:
         """Take note of who caught up."""
-        arms = {choice.drafter for choice in observation.plan.choices}
-        used = {family_of(arm) for arm in arms if arm is not None} - self._known
+        used = _families(observation.plan) - self._known
         if not used:  # as most steps
             return
         caught_up: Counter[str] = Counter()
@@ -51,9 +50,9 @@ class FirstUses:
             if self._steps[family] >= _KNOWN or self._others[family] >= _NEVER
         }
 
-    def limited(self, view: BatchView, plan: Plan, arms: tuple[str, ...], cost: Cost) -> Plan:
-        """`plan`, which may draft with `arms`, with few enough who begin: those with most tokens to go."""
-        if self._known.issuperset(map(family_of, arms)) or not _any_late(view):
+    def limited(self, view: BatchView, plan: Plan, cost: Cost) -> Plan:
+        """`plan` with few enough who begin: those with most tokens to go."""
+        if self._known.issuperset(_families(plan)) or not _any_late(view):
             return plan
         begin = list(self._begin(view, plan))
         if len(begin) < 2 or _seconds(begin, cost) <= _AT_ONCE * _plain(view, cost):
@@ -76,6 +75,12 @@ class FirstUses:
             hint = request.hints.get(choice.drafter, _UP_TO_DATE)
             if 2 * hint.catch_up_tokens >= request.context_tokens:
                 yield r, family_of(choice.drafter), hint.catch_up_tokens
+
+
+def _families(plan: Plan) -> set[str]:
+    """That it drafts with."""
+    arms = {choice.drafter for choice in plan.choices}
+    return {family_of(arm) for arm in arms if arm is not None}
 
 
 def _any_late(view: BatchView) -> bool:

@@ -89,7 +89,7 @@ class Goodput(Policy):
         is_usual = not (may_probe or takes_up)
         answered = answer_at_once(view, belief, horizon, pace) if is_usual else None
         if answered is not None:
-            return self.first_uses.limited(view, _plan(answered), answered.arms, belief.cost)
+            return self.first_uses.limited(view, _plan(answered), belief.cost)
         problem = read(view, belief, horizon)
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
@@ -101,7 +101,7 @@ class Goodput(Policy):
         prices = verify.item(0), verify.item(-1), len(verify) - 1
         told = answer if weighed is problem else answer._replace(gain=tokens_of(problem, answer))
         plan = _plan(Answered(problem.arms, problem.lengths, told, prices))
-        plan = self.first_uses.limited(view, plan, problem.arms, belief.cost)
+        plan = self.first_uses.limited(view, plan, belief.cost)
         if self.taking_up.arm:
             return Plan(plan.choices, f"{plan.reason}; {self.taking_up.arm} is taken up by all")
         return self.probing.probe(view, plan, weighed, answer) if may_probe else plan
