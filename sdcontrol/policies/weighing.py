@@ -18,7 +18,7 @@ less is `kept` than of a token that comes anyway: whoever turns out to be the la
 by drafters that bring little to some. All is learnt (`stragglers`, `last_gains`): whoever says more slows requests down
 that are the last ones later.
 
-Knows nothing of who leaves and who comes (`worth` does), of drafters, or of how the best plan is found.
+Knows nothing of who leaves and who comes (`worth` does), of drafters but their families, or of how the best plan is found.
 """
 
 from collections.abc import Mapping, Sequence
