@@ -11,16 +11,8 @@ from sdcontrol.policies.last_gains import LastGains, expected_most
 from sdcontrol.policies.worth import Worth
 
 NAMES = tuple("abcdefgh")
-COPIES = (
-    0.1,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
-    0.9,
-)  # how often n-grams are right; the first one ends last
+COPIES = (0.1, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9)
+"""How often n-grams are right; the first request ends last."""
 ALIKE = (0.6,) * 8
 
 
@@ -127,8 +119,8 @@ def test_only_batches_that_nothing_follows_are_learnt_from(is_followed: bool) ->
         assert kept["draft_model"] == 1.0
 
 
-def test_a_plan_for_the_last_one_asks_the_drafter_whose_gain_it_keeps() -> None:
-    """`goodput` is told what is learnt, by arm."""
+def test_what_is_learnt_reaches_the_weights_by_family() -> None:
+    """Of those that nothing is known of, all is kept."""
     policy = Goodput()
     assert policy.worth is not None
     decode(policy.worth, 4, is_followed=False)

@@ -46,6 +46,8 @@ class LastGains:
 
     def count(self, observation: Observation) -> None:
         """Take note of a step's first draft tokens. Loops: the few numbers of a step are not worth arrays."""
+        if self._size < 2:  # nobody waits for a lone request
+            return
         ids = ids_of(observation.view)
         if ids != self._seated[0]:
             self._seated = ids, [self._rows[name] for name in ids]
