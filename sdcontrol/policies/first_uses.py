@@ -10,15 +10,16 @@ Knows what catch-ups are believed to take; nothing of how plans are made. A fold
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from sdcontrol.columns import columns_of
-from sdcontrol.core import BatchView, Choice, Cost, Hint, Observation, Plan, family_of
+from sdcontrol.core import BatchView, Choice, Cost, Observation, Plan, family_of
 
 __all__ = ["FirstUses", "waits"]
 
 _KNOWN = 4  # steps with catch-ups after which anybody may begin: the first are trusted little
 _AT_ONCE = 3.0  # plain steps' time that may be paid for what nobody measured
 _NEVER = 64  # steps of drafting without any, after which none is looked for
-_UP_TO_DATE = Hint()
 _WAIT = " wait until it is known what catching up takes"
 
 _Begin = tuple[int, str, int]  # request, family, tokens to catch up with
@@ -52,7 +53,7 @@ class FirstUses:
 
     def limited(self, view: BatchView, plan: Plan, cost: Cost) -> Plan:
         """`plan` with few enough who begin: those with most tokens to go."""
-        if self._known.issuperset(_families(plan)) or not _any_late(view):
+        if self._known and self._known.issuperset(_families(plan)):
             return plan
         begin = list(self._begin(view, plan))
         if len(begin) < 2 or _seconds(begin, cost) <= _AT_ONCE * _plain(view, cost):
@@ -69,24 +70,19 @@ class FirstUses:
 
     def _begin(self, view: BatchView, plan: Plan) -> Iterator[_Begin]:
         """Who lags by most of the context, of a family whose catch-ups are not known."""
-        for r, (request, choice) in enumerate(zip(view.requests, plan.choices, strict=True)):
-            if choice.drafter is None or family_of(choice.drafter) in self._known:
-                continue
-            hint = request.hints.get(choice.drafter, _UP_TO_DATE)
-            if 2 * hint.catch_up_tokens >= request.context_tokens:
-                yield r, family_of(choice.drafter), hint.catch_up_tokens
+        columns = columns_of(view)
+        lags = columns.catch_up_tokens
+        late = np.flatnonzero(2 * lags >= columns.context_tokens).tolist()  # mostly nobody
+        for r, a in sorted([(at % lags.shape[1], at // lags.shape[1]) for at in late]):
+            arm = columns.arms[a]
+            if plan.choices[r].drafter == arm and (family := family_of(arm)) not in self._known:
+                yield r, family, lags.item(a, r)
 
 
 def _families(plan: Plan) -> set[str]:
     """That it drafts with."""
-    arms = {choice.drafter for choice in plan.choices}
+    arms = dict.fromkeys([choice.drafter for choice in plan.choices])
     return {family_of(arm) for arm in arms if arm is not None}
-
-
-def _any_late(view: BatchView) -> bool:
-    """Whether any drafter lags by most of any context: quickly, since mostly none does."""
-    columns = columns_of(view)
-    return bool((2 * columns.catch_up_tokens >= columns.context_tokens).any())
 
 
 def _seconds(begin: list[_Begin], cost: Cost) -> float:

@@ -59,13 +59,6 @@ def maximise(problem: Problem, rate: float | None = None) -> Answer:
     return answer
 
 
-@compiled(f"bool_({TABLES})", is_inlined=True)
-def _is_finite(tables: Tables) -> bool:
-    gain, _, _, verify, rounds, reading, catch_up, _ = tables
-    total = gain.sum() + verify.sum() + rounds.sum() + reading.sum() + catch_up.sum()
-    return bool(np.isfinite(total))
-
-
 @compiled(f"{PRICED}({TABLES}, float64)")
 def _price(tables: Tables, rate: float) -> Priced:
     """The problem in tokens, at `rate` tokens per second."""
@@ -75,11 +68,11 @@ def _price(tables: Tables, rate: float) -> Priced:
     for a in range(arms):
         f = family[a]
         for r in range(requests):
-            own[r, f, 0] = 0.0
+            brings, best = gain[a, r], own[r, f]
             fixed, each = rate * catch_up[a, r], rate * reading[a, r]
+            best[0] = 0.0
             for n in range(1, limit[a, r] + 1):
-                worth = gain[a, r, n] - fixed - each * max(n - drafted[f], 0)
-                own[r, f, n] = max(own[r, f, n], worth)
+                best[n] = max(best[n], brings[n] - fixed - each * max(n - drafted[f], 0))
     return own, rate * verify, rate * rounds, drafted
 
 
@@ -109,9 +102,9 @@ def _evaluate(tables: Tables, state: State, rate: float) -> tuple[IntArray, floa
     return arm, total, seconds
 
 
-@compiled(f"Tuple((float64, float64, int64, int64))({TABLES})", is_inlined=True)
-def _uniform(tables: Tables) -> tuple[float, float, int, int]:
-    """Tokens and seconds of the best plan of one arm and one length for all; which they are.
+@compiled(f"Tuple((float64, float64, int64, int64, boolean))({TABLES})", is_inlined=True)
+def _uniform(tables: Tables) -> tuple[float, float, int, int, bool]:
+    """Tokens and seconds of the best plan of one arm and one length for all; which they are; whether all is finite.
 
     As if nobody's limit were shorter: of a single request it is the best plan.
     """
@@ -119,7 +112,7 @@ def _uniform(tables: Tables) -> tuple[float, float, int, int]:
     arms, requests, lengths = gain.shape
     done, padding = drafted[-1], rounds[-1, requests]
     tokens, seconds, best_arm, best_length = float(requests), verify[0], 0, 0
-    total = np.zeros(lengths)
+    total, everything = np.zeros(lengths), verify.sum() + rounds.sum()
     for a in range(arms):
         f, fixed, own = family[a], 0.0, 0.0
         total[:] = float(requests)
@@ -128,12 +121,13 @@ def _uniform(tables: Tables) -> tuple[float, float, int, int]:
             own += reading[a, r]
             for n in range(lengths):
                 total[n] += gain[a, r, n]
+        everything += total.sum() + fixed + own
         for n in range(1, min(lengths, (len(verify) - 1) // requests + 1)):
             more = (rounds[f, requests] + own) * max(n - drafted[f], 0) + padding * max(n - done, 0)
             spent = verify[n * requests] + fixed + more
             if total[n] * seconds > tokens * spent:
                 tokens, seconds, best_arm, best_length = total[n], spent, a, n
-    return tokens, seconds, best_arm, best_length
+    return tokens, seconds, best_arm, best_length, bool(np.isfinite(everything))
 
 
 @compiled(f"{STATE}({TABLES}, float64, int64, int64)")
@@ -277,8 +271,8 @@ def _look_elsewhere(
 def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntArray, float, float]:
     """Arms, lengths, tokens and seconds; negative seconds where there is no rate."""
     requests, families, lengths = tables[0].shape[1], len(tables[4]) - 1, tables[0].shape[2]
-    tokens, seconds, a, n = _uniform(tables)
-    if not (_is_finite(tables) and seconds > _NO_TIME):
+    tokens, seconds, a, n, is_finite = _uniform(tables)
+    if not (is_finite and seconds > _NO_TIME):
         nobody = np.zeros(requests, dtype=np.int64)
         return nobody, nobody, 0.0, -1.0
     if len(tables[3]) == 1 or (requests == 1 and not is_given):  # nothing to draft, or all in one

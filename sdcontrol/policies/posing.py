@@ -59,15 +59,21 @@ def pose(
         row = rows[a]
         members[family[a]] += requests
         for r in range(requests):
+            last = 0
             if is_allowed[row, r]:
-                limit[a, r] = max(min(depth, remaining[r] - 1, most[row, r]), 0)
+                last = max(min(depth, remaining[r] - 1, most[row, r]), 0)
+            limit[a, r], total = last, 0.0
             for j in range(depth):
-                here = survival[a, r, j] if j < limit[a, r] else 0.0
-                gain[a, r, j + 1] = gain[a, r, j] + here
+                if j < last:
+                    total += survival[a, r, j]
+                gain[a, r, j + 1] = total
             reads[a, r] = min(context[r], budgets[a])
             means[family[a]] += reads[a, r]
     for r in range(requests):
-        most_tokens += limit[:, r].max()
+        longest = 0
+        for a in range(arms):
+            longest = max(longest, limit[a, r])
+        most_tokens += longest
     return gain, limit, reads, means / members, most_tokens
 
 
