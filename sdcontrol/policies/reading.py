@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdcontrol.columns import NO_LIMIT, columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
@@ -147,7 +146,10 @@ def without_prefill(problem: Problem, view: BatchView, cost: Cost) -> Problem:
 
 def to_choices(arms: tuple[str, ...], lengths: int, answer: Answer) -> tuple[Choice, ...]:
     """The choices of `answer` to a problem of these arms and lengths, one per request."""
-    return tuple(_choices(arms, lengths)[lengths * answer.arm + answer.length].tolist())
+    table, choices = _choices(arms, lengths), []
+    for arm, length in zip(answer.arm.tolist(), answer.length.tolist(), strict=True):
+        choices.append(table[arm][length])  # in no comprehension, nor by numpy: see `columns`
+    return tuple(choices)
 
 
 def _stack(
@@ -231,9 +233,8 @@ def rows_of(arms: tuple[str, ...], among: tuple[str, ...]) -> IntArray:
 
 
 @lru_cache(_MOST_KEPT)
-def _choices(arms: tuple[str, ...], lengths: int) -> NDArray[np.object_]:
-    """Of all lengths of the first arm, then of the next."""
-    return np.array([Choice.of(arm, n) for arm in arms for n in range(lengths)], np.object_)
+def _choices(arms: tuple[str, ...], lengths: int) -> tuple[tuple[Choice, ...], ...]:
+    return tuple(tuple(Choice.of(arm, n) for n in range(lengths)) for arm in arms)
 
 
 @lru_cache(_MOST_KEPT)
