@@ -78,9 +78,35 @@ def test_the_last_one_never_keeps_more_than_all() -> None:
 def test_what_nobody_drafted_often_enough_teaches_nothing() -> None:
     gains = LastGains()
     gains.begin(NAMES)
-    for step in range(3):
+    for step in range(2):
         gains.count(observed(step, NAMES, [True] * 8, [False] * 8))
     gains.learn(["a"])
+    assert gains.kept(8) == {}
+
+
+def begun(copies: Sequence[float], steps: int, seed: int = 0) -> LastGains:
+    """A first batch that is not over."""
+    gains, rng = LastGains(), np.random.default_rng(seed)
+    gains.begin(NAMES)
+    for step in range(steps):
+        drawn = rng.random((2, len(NAMES)))
+        gains.count(observed(step, NAMES, list(drawn[0] < ALIKE), list(drawn[1] < copies)))
+    return gains
+
+
+def test_before_any_batch_is_over_its_own_requests_say_how_far_the_last_one_is_behind() -> None:
+    """As soon as they differ by more than luck; on average over 20 batches of each kind."""
+    differing = [begun(COPIES, 8, seed).kept(8)["ngram"] for seed in range(20)]
+    alike = [begun(ALIKE, 8, seed).kept(8)["ngram"] for seed in range(20)]
+    assert np.mean(differing) < 0.75 < 0.9 < np.mean(alike)
+    assert np.mean([begun(COPIES, 32, seed).kept(8)["ngram"] for seed in range(20)]) < 0.6
+    assert begun(COPIES, 3).kept(8) == {}
+
+
+def test_what_the_present_batch_says_ends_with_it() -> None:
+    gains = begun((0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0), 8)
+    assert gains.kept(8)["ngram"] < 0.2
+    gains.begin(NAMES)
     assert gains.kept(8) == {}
 
 

@@ -6,12 +6,14 @@ will end early, and next to nothing to the last one, while a model is about as o
 finished batch it is noted how often the first token of a family's drafts, used or scored in shadow, was right in
 the last request, and in the average one. Luck makes whoever had none the last one, and says nothing of
 the next batch: of the difference that share counts by which requests differ beyond luck (James and Stein 1961).
+Before a batch has finished it is how far requests of the present one differ, as if the last were the worst of them.
 Knows nothing of costs, plans, or when a batch is over. A fold over observations.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +23,14 @@ from sdcontrol.core import FloatArray, Observation, family_of
 
 __all__ = ["LastGains", "expected_most"]
 
-_EVIDENCE = 0.3  # squared deviations that the last one being like all others counts for, before anything is known
+_EVIDENCE = 0.3  # squared deviations that what the present batch says of its last one counts for
 _FADING = 0.8  # of what is known, per batch
-_FEWEST = 4  # drafts of a request that say something
+_FEWEST = 3  # drafts of a request that say something
+_FEWEST_REQUESTS = 3  # of which it can be said how far they differ
+_FIRST_LOOK = 4  # steps of a batch, after which that is asked for, and then after 8, 16, 32, ...
+
+
+_NOTHING: FloatArray = np.zeros(4)
 
 
 class LastGains:
@@ -34,6 +41,8 @@ class LastGains:
         self._size = 0
         self._seated: tuple[Sequence[str], list[int]] = (), []  # who decoded last, and their rows
         self._counts: dict[str, tuple[list[int], list[int]]] = {}  # by arm: drafts, right ones
+        self._num_steps = 0  # of the batch
+        self._differ: dict[str, float] = {}  # by family, how far its requests do, see `_differing`
         self._known: dict[str, FloatArray] = {}  # by family, see `_told`
         self._kept: dict[int, Mapping[str, float]] = {}  # by number of requests
 
@@ -42,7 +51,10 @@ class LastGains:
         self._rows = {name: row for row, name in enumerate(ids)}
         self._size = len(ids)
         self._seated = (), []
-        self._counts = {}
+        self._counts, self._num_steps = {}, 0
+        if self._differ:
+            self._differ = {}
+            self._kept.clear()
 
     def count(self, observation: Observation) -> None:
         """Take note of a step's first draft tokens. Loops: the few numbers of a step are not worth arrays."""
@@ -65,25 +77,30 @@ class LastGains:
                     drafts[row] += 1
                     first[row] += found > 0
 
+        steps = self._num_steps = self._num_steps + 1
+        if steps >= _FIRST_LOOK and not steps & (steps - 1):
+            self._differ = {family: _differing(table) for family, table in self._by_family()}
+            self._kept.clear()
+
     def learn(self, last: Collection[str]) -> None:
         """The batch is over; which of its requests ended last."""
-        by_family: dict[str, FloatArray] = {}
-        for arm, counts in self._counts.items():
-            family = family_of(arm)
-            by_family[family] = by_family.get(family, 0.0) + np.array(counts, np.float64)
         rows = [self._rows[name] for name in last]
-        for family, table in by_family.items():
+        for family, table in self._by_family():
             told = _told(table, np.isin(np.arange(table.shape[1]), rows))
             if told is not None:
-                self._known[family] = _FADING * self._known.get(family, np.zeros(4)) + told
+                self._known[family] = _FADING * self._known.get(family, _NOTHING) + told
         self._kept.clear()
 
     def kept(self, num_requests: int) -> Mapping[str, float]:
         """By family, the share of its gain that the last of so many requests has; 1 of those left out."""
         kept = self._kept.get(num_requests)
         if kept is None:
-            kept = {family: _kept(known, num_requests) for family, known in self._known.items()}
-            self._kept[num_requests] = kept
+            kept = self._kept[num_requests] = {
+                family: _kept(
+                    self._known.get(family, _NOTHING), self._differ.get(family, 0.0), num_requests
+                )
+                for family in self._known | self._differ
+            }
         return kept
 
     def _add(self, arm: str) -> tuple[list[int], list[int]]:
@@ -91,26 +108,59 @@ class LastGains:
         counts = self._counts[arm] = [0] * self._size, [0] * self._size
         return counts
 
+    def _by_family(self) -> Iterable[tuple[str, FloatArray]]:
+        """Drafts and right ones, `[2, requests]`."""
+        by_family: dict[str, FloatArray] = {}
+        for arm, counts in self._counts.items():
+            family = family_of(arm)
+            by_family[family] = by_family.get(family, 0.0) + np.array(counts, np.float64)
+        return by_family.items()
 
-def _told(counts: FloatArray, is_last: NDArray[np.bool_]) -> FloatArray | None:
-    """Weight, how far the last one was behind in shares of the mean, the squared differences and luck in them."""
+
+class _Rates(NamedTuple):
+    """How often requests' first draft tokens are right."""
+
+    says: NDArray[np.bool_]  # [requests], who drafted often enough
+    rates: FloatArray  # of those
+    mean: float
+    luck: float  # expected squared deviations of requests that are alike
+
+
+def _rates(counts: FloatArray) -> _Rates | None:
     says = counts[0] >= _FEWEST
     drafts, right = counts[:, says]
-    last = is_last[says]
-    if len(drafts) < 2 or not last.any() or not right.any():
+    if len(drafts) < 2 or not right.any():
         return None
     rates = right / drafts
     mean = rates.mean()
+    return _Rates(says, rates, mean, (mean * (1.0 - mean) / drafts).mean())
+
+
+def _differing(counts: FloatArray) -> float:
+    """The deviation of requests' rates in shares of their mean, luck and what it may well be more left out."""
+    found = _rates(counts)
+    if found is None or len(found.rates) < _FEWEST_REQUESTS:
+        return 0.0
+    luck = found.luck * (1.0 + (2.0 / (len(found.rates) - 1)) ** 0.5)
+    return float(max(found.rates.var(ddof=1) - luck, 0.0) ** 0.5 / found.mean)
+
+
+def _told(counts: FloatArray, is_last: NDArray[np.bool_]) -> FloatArray | None:
+    """Weight, how far the last one was behind in shares of the mean, the squared differences and luck in them."""
+    found = _rates(counts)
+    if found is None or not is_last[found.says].any():
+        return None
+    says, rates, mean, luck = found
     deviations = expected_most(len(is_last))
-    behind = (1.0 - rates[last].mean() / mean) * deviations
-    luck = (mean * (1.0 - mean) / drafts).mean()
+    behind = (1.0 - rates[is_last[says]].mean() / mean) * deviations
     return np.array([deviations**2, behind, rates.var(ddof=1) / mean**2, luck / mean**2])
 
 
-def _kept(known: FloatArray, num_requests: int) -> float:
+def _kept(known: FloatArray, differing: float, num_requests: int) -> float:
     weight, behind, differences, luck = known.tolist()
     shown = max(1.0 - luck / differences, 0.0) if differences > 0.0 else 0.0
-    share: float = shown * behind / (weight + _EVIDENCE) * expected_most(num_requests)
+    by_deviation = (shown * behind + _EVIDENCE * differing) / (weight + _EVIDENCE)
+    share: float = by_deviation * expected_most(num_requests)
     return 1.0 - min(max(share, 0.0), 1.0)
 
 
