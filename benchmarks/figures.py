@@ -183,18 +183,27 @@ def closed_batches() -> str:
     rows = []
     simulated = [row for row in found["results"] if row["is_simulated"]]
     keys = ("goodput_over_best_fixed", "goodput_over_each_step_alone", "goodput_over_off")
+    first = "first_batch_over_best_fixed"
     for name in dict.fromkeys(row["name"] for row in simulated):
         mine = [row for row in simulated if row["name"] == name]
         best = ", ".join(dict.fromkeys(row["best_fixed"] for row in mine))
-        means = (f"{fmean(row[key] for row in mine):.3f}" for key in keys)
+        means = (f"{fmean(row[key] for row in mine):.3f}" for key in (*keys, first))
         rows.append((name, "simulated", best, *means))
     for row in found["results"]:
         if not row["is_simulated"]:
             live = [row[key.replace("_over_", "_to_")] for key in keys]
             words = (f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in live)
             when = f", {row['measured']['date']}" if "measured" in row else ""
-            rows.append((row["name"], f"live{when}", row["best_fixed"], *words))
-    heads = ("batch", "", "best fixed", "of best fixed", "of each step alone", "of off")
+            rows.append((row["name"], f"live{when}", row["best_fixed"], *words, "-"))
+    heads = (
+        "batch",
+        "",
+        "best fixed",
+        "of best fixed",
+        "of each step alone",
+        "of off",
+        "the first batch of all, of best fixed",
+    )
     return f"{table(heads, rows)}\n\n{made(found)}"
 
 
