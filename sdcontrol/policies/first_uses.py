@@ -53,7 +53,7 @@ class FirstUses:
 
     def limited(self, view: BatchView, plan: Plan, cost: Cost) -> Plan:
         """`plan` with few enough who begin: those with most tokens to go."""
-        if self._known and self._known.issuperset(_families(plan)):
+        if self._known.issuperset(_families(plan)):
             return plan
         begin = list(self._begin(view, plan))
         if len(begin) < 2 or _seconds(begin, cost) <= _AT_ONCE * _plain(view, cost):

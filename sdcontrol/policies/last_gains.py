@@ -28,9 +28,7 @@ _FADING = 0.8  # of what is known, per batch
 _FEWEST = 3  # drafts of a request that say something
 _FEWEST_REQUESTS = 3  # of which it can be said how far they differ
 _FIRST_LOOK = 4  # steps of a batch, after which that is asked for, and then after 8, 16, 32, ...
-
-
-_NOTHING: FloatArray = np.zeros(4)
+_NOTHING: FloatArray = np.zeros(4)  # is known
 
 
 class LastGains:
@@ -76,7 +74,6 @@ class LastGains:
                 if found is not None:
                     drafts[row] += 1
                     first[row] += found > 0
-
         steps = self._num_steps = self._num_steps + 1
         if steps >= _FIRST_LOOK and not steps & (steps - 1):
             self._differ = {family: _differing(table) for family, table in self._by_family()}
