@@ -4,7 +4,8 @@
 
 Prompts that are decoded together and then looked at: the batch takes as long as its slowest request, so
 that the most tokens per second of each step are not the most of the whole. Compared are every fixed
-setting, `goodput`, and `goodput` that maximises the tokens of each step alone. First simulated, on the
+setting, `goodput`, and `goodput` that maximises the tokens of each step alone; and, simulated alone,
+the first batch that a controller sees. First simulated, on the
 machines of `benchmarks.simulated_regret`; then live, by the rig of `benchmarks.regret`: all arms take
 turns in every block, the best fixed setting is chosen on odd blocks, and scored on even ones. Without
 `--live` the live results of before are kept, with their date.

@@ -6,7 +6,8 @@ will end early, and next to nothing to the last one, while a model is about as o
 finished batch it is noted how often the first token of a family's drafts, used or scored in shadow, was right in
 the last request, and in the average one. Luck makes whoever had none the last one, and says nothing of
 the next batch: of the difference that share counts by which requests differ beyond luck (James and Stein 1961).
-Before a batch has finished it is how far requests of the present one differ, as if the last were the worst of them.
+Until batches have finished that say more, the last one is taken for the worst of so many requests as differ as those
+of the present batch do.
 Knows nothing of costs, plans, or when a batch is over. A fold over observations.
 """
 
