@@ -4,10 +4,10 @@
 
 Prompts that are decoded together and then looked at: the batch takes as long as its slowest request, so
 that the most tokens per second of each step are not the most of the whole. Compared are every fixed
-setting, `goodput`, and `goodput` that maximises the tokens of each step alone; and, simulated alone,
-the first batch that a controller sees. First simulated, on the
-machines of `benchmarks.simulated_regret`; then live, by the rig of `benchmarks.regret`: all arms take
-turns in every block, the best fixed setting is chosen on odd blocks, and scored on even ones. Without
+setting, `goodput`, `goodput` that maximises the tokens of each step alone, and `goodput` by a controller
+that sees its first batch. First simulated, on the machines of `benchmarks.simulated_regret`; then live,
+by the rig of `benchmarks.regret`: all arms take turns in every block, the best fixed setting is chosen
+on odd blocks, and scored on even ones; controllers of first batches are new in every block. Without
 `--live` the live results of before are kept, with their date.
 """
 
@@ -27,6 +27,7 @@ from benchmarks.simulated_regret import ADAPTIVE, ALONE, MACHINES, measure_close
 
 _BATCH_SIZES = (4, 16)
 _SEEDS = 2
+_FIRST = "goodput, first batch"
 
 
 def simulated() -> list[dict[str, object]]:
@@ -49,19 +50,21 @@ def simulated() -> list[dict[str, object]]:
 def live(case: Case) -> dict[str, object]:
     """One cell."""
     alone = {"kind": "goodput", "waits_for_slowest": False}
-    found = among_fixed(case, {ADAPTIVE: ADAPTIVE, ALONE: alone})
+    ours = {ADAPTIVE: ADAPTIVE, ALONE: alone, _FIRST: ADAPTIVE}
+    found = among_fixed(case, ours, anew=(_FIRST,))
     best = found.best
     ratios = {
         "goodput_to_best_fixed": found.ratio(ADAPTIVE, best),
         "goodput_to_each_step_alone": found.ratio(ADAPTIVE, ALONE),
         "goodput_to_off": found.ratio(ADAPTIVE, "off"),
         "each_step_alone_to_best_fixed": found.ratio(ALONE, best),
+        "first_batch_to_best_fixed": found.ratio(_FIRST, best),
     }
     words = ", ".join(
         f"{k} {r.median:.3f} ({r.low:.3f} to {r.high:.3f})" for k, r in ratios.items()
     )
     print(f"{case.name} best fixed {best}: {words}", flush=True)
-    steps = {name: statistics.mean(found.steps[name]) for name in (best, ADAPTIVE, ALONE)}
+    steps = {name: statistics.mean(found.steps[name]) for name in (best, *ours)}
     return {
         "name": case.name,
         "is_simulated": False,

@@ -191,10 +191,10 @@ def closed_batches() -> str:
         rows.append((name, "simulated", best, *means))
     for row in found["results"]:
         if not row["is_simulated"]:
-            live = [row[key.replace("_over_", "_to_")] for key in keys]
+            live = [row[key.replace("_over_", "_to_")] for key in (*keys, first)]
             words = (f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in live)
             when = f", {row['measured']['date']}" if "measured" in row else ""
-            rows.append((row["name"], f"live{when}", row["best_fixed"], *words, "-"))
+            rows.append((row["name"], f"live{when}", row["best_fixed"], *words))
     heads = (
         "batch",
         "",

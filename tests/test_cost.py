@@ -640,6 +640,22 @@ def test_a_drift_between_prediction_and_measurement_is_noticed_and_said() -> Non
     assert cost.last_prediction.measured_seconds == pytest.approx(0.0511)
 
 
+def test_a_lone_token_has_a_price_of_its_own_that_lasts() -> None:
+    """Six steps without drafts tell it, and a hundred with drafts do not take it back."""
+
+    def forward(tokens: int) -> float:
+        return 0.02 if tokens == 1 else 0.024 + 0.003 * tokens
+
+    cost, rng = OnlineCost(), np.random.default_rng(0)
+    for step in range(220):
+        length = 0 if 40 <= step < 120 and step % 12 == 0 else 1 + step % 2
+        seconds = forward(1 + length) * math.exp(0.04 * rng.normal())
+        cost.update(observed(seconds, step=step, batch=1, length=length))
+    one, two, three = cost.verify_seconds(np.array([1.0, 2.0, 3.0]), 512, 1)
+    assert one == pytest.approx(forward(1), rel=0.08)
+    assert (two, three) == pytest.approx((forward(2), forward(3)), rel=0.05)
+
+
 def test_a_change_of_regime_is_said_once_with_its_reason() -> None:
     """A batch that grows until arithmetic binds, and shrinks again, on a machine with a knee."""
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import late_draft_model, learned_live
+from benchmarks import closed_batches, late_draft_model, learned_live
 from benchmarks.regret import among_fixed as among
 from benchmarks.regret.__main__ import main, measure
 from benchmarks.regret.arms import fixed_specs
-from benchmarks.regret.grid import CELLS, KINDS, LATE, RATES, WORKLOADS, PhaseSpec, quick
+from benchmarks.regret.grid import CELLS, CLOSED, KINDS, LATE, RATES, WORKLOADS, PhaseSpec, quick
 from benchmarks.regret.pairs import Prompt, prompts_of, seed_of
 from benchmarks.regret.plot import svg
 from benchmarks.regret.results import misses
-from benchmarks.regret.rig import Arm, Rig
+from benchmarks.regret.rig import Arm, Rig, Run
 from benchmarks.regret.scoring import ADAPTIVE, OFF
 from benchmarks.regret.table import markdown
 from benchmarks.regret.training import trained_model
@@ -106,6 +106,25 @@ def test_adaptive_arms_are_scored_beside_every_fixed_setting(
     even = {name: row[1] for name, row in result["rates"].items()}
     ratio = result["goodput_to_off"]["median"]
     assert ratio == pytest.approx(even["goodput"] / even["off"], rel=0.01)
+
+
+def test_a_first_batch_is_decoded_by_a_controller_that_saw_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps_before: dict[str, list[int]] = {}
+
+    class Noting(Rig):
+        def run(self, arm: Arm, *args: Any, **options: Any) -> Run:
+            steps_before.setdefault(arm.name, []).append(arm.stats.steps)
+            return super().run(arm, *args, **options)
+
+    monkeypatch.setattr(among, "Rig", partial(Noting, is_tiny=True))
+    result: dict[str, Any] = closed_batches.live(replace(quick(CLOSED[0]), tokens=8))
+    assert steps_before["goodput, first batch"] == [0, 0, 0]
+    warm, first, second = steps_before[ADAPTIVE]
+    assert warm == 0 < first < second
+    assert len(result["rates"]["goodput, first batch"]) == 2
+    assert result["first_batch_to_best_fixed"]["median"] > 0
 
 
 def test_kinds_are_accepted_at_their_own_rates(rig: Rig) -> None:

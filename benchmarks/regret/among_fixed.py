@@ -5,7 +5,7 @@ first block shows to be far behind goes. Knows no scores.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from benchmarks.regret.arms import Spec, fixed_specs
@@ -32,8 +32,11 @@ class AmongFixed:
         return paired_ratio(even(self.rates[ours]), even(self.rates[others]))
 
 
-def among_fixed(case: Case, ours: Mapping[str, Spec]) -> AmongFixed:
-    """Measure a cell; only its first phase, whose requests follow each other or nothing."""
+def among_fixed(case: Case, ours: Mapping[str, Spec], *, anew: Collection[str] = ()) -> AmongFixed:
+    """Measure a cell; only its first phase, whose requests follow each other or nothing.
+
+    Those of `ours` that are named in `anew` have learned nothing when a block begins.
+    """
     specs = {**fixed_specs(case), **ours}
     arms = {name: Arm(name, spec) for name, spec in specs.items()}
     rates: dict[str, list[float]] = {name: [] for name in arms}
@@ -41,6 +44,7 @@ def among_fixed(case: Case, ours: Mapping[str, Spec]) -> AmongFixed:
     rng, rig = random.Random(0), Rig(case)
     try:
         for block in range(case.blocks + 1):
+            arms |= {name: Arm(name, ours[name]) for name in anew}
             for name in rng.sample(list(arms), len(arms)):
                 run = rig.run(arms[name], 0, block, tokens=_tokens(arms[name], case, block))
                 if block:

@@ -2,11 +2,12 @@
 
 Knows nothing of drafting. T tokens, V KV tokens and B requests, the longest draft of which is L tokens, take
 
-    c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + c6 L V + staircase(T)
+    c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + c6 L V + c7 [T > 1] + staircase(T)
 
 with non-negative coefficients (attention does T / B queries over V keys each: its arithmetic; where it
-pads requests to the longest one, 1 + L for each), and a running correction per number of tokens for what
-is not linear. Prices never fall with T or V. Every step's time is learnt, several at once (`measured`).
+pads requests to the longest one, 1 + L for each; products with a lone token are vectors', whose kernels
+differ), and a running correction per number of tokens for what is not linear. Prices never fall with T or V.
+Every step's time is learnt, several at once (`measured`).
 """
 
 import math
@@ -34,7 +35,8 @@ from sdcontrol.estimators.uninformed import UninformedCost
 
 __all__ = ["LearntForward"]
 
-_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3])  # of coefficients, where a machine was told
+# Of coefficients, where a machine was told.
+_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3, 0.08])
 _UNTOLD = 2.0  # times as uncertain where nothing was: a token more may be all but free
 _MOST_DRIFT = 1.4  # of the first load's price; a larger change of speed is noticed
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
@@ -86,7 +88,7 @@ class LearntForward:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Of the prior, 1, T, V, B, T V / B and L V, in seconds; the prior alone before measurements."""
+        """Of the prior, 1, T, V, B, T V / B, L V and [T > 1], in seconds; the prior alone before measurements."""
         if self._regression is None:
             return tuple(PRIOR_ALONE.tolist())
         return tuple(self._regression.coefficients.tolist())
@@ -153,7 +155,7 @@ class LearntForward:
         tables = self._grid, low, high, self._edges
         if self._regression is None:
             features = featured(tables, share, tuple(steps[0, :4].tolist()))
-            units = np.append(features[:-1], features[-2])  # as if all drafts were as long
+            units = np.append(features[:-2], (features[-3], 1.0))  # as if all drafts were as long
             spread = _SPREAD * (_UNTOLD if isinstance(self._prior, UninformedCost) else 1.0)
             self._regression = OnlineRegression(units, PRIOR_ALONE, spread)
         prior = tables, _kv_counts(kv_tokens)
