@@ -2,7 +2,7 @@
 
 Knows nothing of drafting. T tokens, V KV tokens and B requests, the longest draft of which is L tokens, take
 
-    c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + c6 L V + c7 [T > 1] + staircase(T)
+    c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + c6 L V - c7 [T = 1] + staircase(T)
 
 with non-negative coefficients (attention does T / B queries over V keys each: its arithmetic; where it
 pads requests to the longest one, 1 + L for each; products with a lone token are vectors', whose kernels
@@ -52,6 +52,7 @@ class LearntForward:
         self._grid: FloatArray = token_grid()
         self._stairs: Stairs = new_stairs(self._grid)
         self._regression: OnlineRegression | None = None
+        self._reference: FloatArray = PRIOR_ALONE  # features of the first load
         self._seen = np.zeros(SEEN_SHAPE, np.int64)
         self._kept: dict[tuple[int, int], FloatArray] = {}
         self._nearest: tuple[int, float, float, FloatArray, FloatArray] | None = None
@@ -82,13 +83,13 @@ class LearntForward:
         regression = self._regression
         if regression is None:
             return 1.0
-        drift = regression.reference_seconds / regression.scale
+        drift = regression.predict(self._reference) / regression.scale
         followed = min(max(drift, 1.0 / _MOST_DRIFT), _MOST_DRIFT)
         return followed * regression.scale / regression.units.item(0)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Of the prior, 1, T, V, B, T V / B, L V and [T > 1], in seconds; the prior alone before measurements."""
+        """Of the prior, 1, T, V, B, T V / B, L V and -[T = 1], in seconds; the prior alone before measurements."""
         if self._regression is None:
             return tuple(PRIOR_ALONE.tolist())
         return tuple(self._regression.coefficients.tolist())
@@ -156,6 +157,7 @@ class LearntForward:
         if self._regression is None:
             features = featured(tables, share, tuple(steps[0, :4].tolist()))
             units = np.append(features[:-2], (features[-3], 1.0))  # as if all drafts were as long
+            self._reference = np.append(units[:-1], features[-1])
             spread = _SPREAD * (_UNTOLD if isinstance(self._prior, UninformedCost) else 1.0)
             self._regression = OnlineRegression(units, PRIOR_ALONE, spread)
         prior = tables, _kv_counts(kv_tokens)

@@ -59,14 +59,14 @@ def featured(
     share: float,
     load: tuple[float, float, float, float],  # tokens, KV tokens, requests, the longest draft
 ) -> FloatArray:
-    """Prior, 1, T, V, B, T V / B, L V, [T > 1]; `tables`: the grid, the prior at two KV counts, edges."""
+    """Prior, 1, T, V, B, T V / B, L V, -[T = 1]; `tables`: the grid, the prior at two KV counts, edges."""
     grid, low, high, edges = tables
     num_tokens, kv_tokens, num_requests, longest = load
     tokens = padded(np.full(1, num_tokens), edges)
     prior = interpolated(tokens, grid, low + share * (high - low))[0]
     per_request = tokens[0] * kv_tokens / max(num_requests, 1.0)
-    padding, many = longest * kv_tokens, 1.0 if tokens[0] > 1.0 else 0.0
-    return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request, padding, many])
+    padding, lone = longest * kv_tokens, -1.0 if tokens[0] <= 1.0 else 0.0
+    return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request, padding, lone])
 
 
 @compiled(f"float64[::1]({PRICING}, UniTuple(float64, 2))", is_inlined=True)
@@ -90,8 +90,8 @@ def priced(
     for i in range(len(grid)):
         prior = low_prior[i] + share * (high_prior[i] - low_prior[i])
         seconds[i] = fixed + per_token * grid[i] + c[0] * prior + scale * correction[i]
-        if grid[i] > 1.0:
-            seconds[i] += c[7]
+        if grid[i] <= 1.0:
+            seconds[i] -= c[7]
     least = 0.01 * abs(seconds[len(grid) // 2]) + 1e-9
     for i in range(len(grid)):
         least = max(least, seconds[i])

@@ -98,11 +98,6 @@ class OnlineRegression:
         return self._memory.item(SCALE)
 
     @property
-    def reference_seconds(self) -> float:
-        """The same by what was learnt since."""
-        return self.predict(self.units)
-
-    @property
     def num_measured(self) -> int:
         """Measurements that were learnt."""
         return int(self._memory[_MEASURED])
