@@ -191,8 +191,10 @@ def closed_batches() -> str:
         rows.append((name, "simulated", best, *means))
     for row in found["results"]:
         if not row["is_simulated"]:
-            live = [row[key.replace("_over_", "_to_")] for key in (*keys, first)]
-            words = (f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in live)
+            live = [row.get(key.replace("_over_", "_to_")) for key in (*keys, first)]
+            words = (
+                f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" if r else "-" for r in live
+            )
             when = f", {row['measured']['date']}" if "measured" in row else ""
             rows.append((row["name"], f"live{when}", row["best_fixed"], *words))
     heads = (
@@ -236,6 +238,11 @@ def regret() -> str:
 def regret_epyc() -> str:
     """The same on another processor."""
     return live_regret("regret_epyc")
+
+
+def regret_avx512() -> str:
+    """Some of them on a third one."""
+    return live_regret("regret_avx512")
 
 
 def live_regret(name: str) -> str:
@@ -478,6 +485,7 @@ FIGURES: dict[str, Callable[[], str]] = {
         late_draft_model,
         regret,
         regret_epyc,
+        regret_avx512,
         learned,
         learned_live,
         replay,
