@@ -123,8 +123,11 @@ def test_a_first_batch_is_decoded_by_a_controller_that_saw_none(
     assert steps_before["goodput, first batch"] == [0, 0, 0]
     warm, first, second = steps_before[ADAPTIVE]
     assert warm == 0 < first < second
-    assert len(result["rates"]["goodput, first batch"]) == 2
-    assert result["first_batch_to_best_fixed"]["median"] > 0
+    even = {name: row[1] for name, row in result["rates"].items()}
+    ratio = result["first_batch_to_best_fixed"]["median"]
+    assert ratio == pytest.approx(
+        even["goodput, first batch"] / even[result["best_fixed"]], rel=0.01
+    )
 
 
 def test_kinds_are_accepted_at_their_own_rates(rig: Rig) -> None:

@@ -5,8 +5,8 @@ Knows nothing of drafting. T tokens, V KV tokens and B requests, the longest dra
     c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + c6 L V - c7 [T = 1] + staircase(T)
 
 with non-negative coefficients (attention does T / B queries over V keys each: its arithmetic; where it
-pads requests to the longest one, 1 + L for each; products with a lone token are vectors', whose kernels
-differ), and a running correction per number of tokens for what is not linear. Prices never fall with T or V.
+pads requests to the longest one, 1 + L for each; for a lone token there are other kernels, which save
+c7), and a running correction per number of tokens for what is not linear. Prices never fall with T or V.
 Every step's time is learnt, several at once (`measured`).
 """
 
@@ -35,7 +35,7 @@ from sdcontrol.estimators.uninformed import UninformedCost
 
 __all__ = ["LearntForward"]
 
-# Of coefficients, where a machine was told.
+# Standard deviations of the coefficients, where a machine was told.
 _SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3, 0.08])
 _UNTOLD = 2.0  # times as uncertain where nothing was: a token more may be all but free
 _MOST_DRIFT = 1.4  # of the first load's price; a larger change of speed is noticed
