@@ -1,14 +1,15 @@
 """Batches that nothing follows, decoded to their ends: `python -m benchmarks.closed_batches`.
 
-    python -m benchmarks.closed_batches [--live] [--blocks N]     2 minutes; live 20 minutes more
+    python -m benchmarks.closed_batches [--live [CELL,CELL]] [--blocks N]     2 minutes; live 20 minutes more
 
 Prompts that are decoded together and then looked at: the batch takes as long as its slowest request, so
 that the most tokens per second of each step are not the most of the whole. Compared are every fixed
 setting, `goodput`, `goodput` that maximises the tokens of each step alone, and `goodput` by a controller
-that sees its first batch. First simulated, on the machines of `benchmarks.simulated_regret`; then live,
+that sees its first batch, as it is and with a warm start from what another saw in the batch before. First simulated, on the machines of `benchmarks.simulated_regret`; then live,
 by the rig of `benchmarks.regret`: all arms take turns in every block, the best fixed setting is chosen
-on odd blocks, and scored on even ones; controllers of first batches are new in every block. Without
-`--live` the live results of before are kept, with their date.
+on odd blocks, and scored on even ones; controllers of first batches are new in every block (what is told
+to a warm one is of the same requests there, where acceptance is real). What is not
+measured live keeps its results of before, with their date.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from benchmarks.simulated_regret import ADAPTIVE, ALONE, MACHINES, measure_close
 
 _BATCH_SIZES = (4, 16)
 _SEEDS = 2
-_FIRST = "goodput, first batch"
+_FIRST, _WARM = "goodput, first batch", "goodput, first batch, warm start"
 
 
 def simulated() -> list[dict[str, object]]:
@@ -50,8 +51,8 @@ def simulated() -> list[dict[str, object]]:
 def live(case: Case) -> dict[str, object]:
     """One cell."""
     alone = {"kind": "goodput", "waits_for_slowest": False}
-    ours = {ADAPTIVE: ADAPTIVE, ALONE: alone, _FIRST: ADAPTIVE}
-    found = among_fixed(case, ours, anew=(_FIRST,))
+    ours = {ADAPTIVE: ADAPTIVE, ALONE: alone, _FIRST: ADAPTIVE, _WARM: ADAPTIVE}
+    found = among_fixed(case, ours, anew=(_FIRST,), warm={_WARM: _FIRST})
     best = found.best
     ratios = {
         "goodput_to_best_fixed": found.ratio(ADAPTIVE, best),
@@ -59,6 +60,7 @@ def live(case: Case) -> dict[str, object]:
         "goodput_to_off": found.ratio(ADAPTIVE, "off"),
         "each_step_alone_to_best_fixed": found.ratio(ALONE, best),
         "first_batch_to_best_fixed": found.ratio(_FIRST, best),
+        "warm_start_to_best_fixed": found.ratio(_WARM, best),
     }
     words = ", ".join(
         f"{k} {r.median:.3f} ({r.low:.3f} to {r.high:.3f})" for k, r in ratios.items()
@@ -76,33 +78,47 @@ def live(case: Case) -> dict[str, object]:
     }
 
 
-def _earlier_live() -> list[dict[str, object]]:
+def _earlier_live() -> dict[str, dict[str, object]]:
+    """By cell."""
     path = RESULTS / "closed_batches.json"
     if not path.exists():
-        return []
+        return {}
     found = json.loads(path.read_text(encoding="utf-8"))
     measured = {"measured": where(found)}
-    return [{**measured, **result} for result in found["results"] if not result["is_simulated"]]
+    rows = [{**measured, **row} for row in found["results"] if not row["is_simulated"]]
+    return {row["name"]: row for row in rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line."""
+    cells = {case.name: case for case in CLOSED}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--live", action="store_true", help="measure on this machine too")
+    parser.add_argument(
+        "--live",
+        nargs="?",
+        const=",".join(cells),
+        default="",
+        metavar="CELL,CELL",
+        help=f"measure on this machine too: all of {', '.join(cells)}, or these",
+    )
     parser.add_argument("--blocks", type=int, help="counted blocks per live cell, at least 2")
     options = parser.parse_args(arguments)
+    names = [name for name in options.live.split(",") if name]
+    if unknown := [name for name in names if name not in cells]:
+        parser.error(f"no cell {unknown[0]!r}; there are {', '.join(cells)}")
     if options.blocks is not None and options.blocks < 2:
         parser.error(f"--blocks {options.blocks}; an odd block and an even one are needed")
     transformers.utils.logging.disable_progress_bar()
-    results = simulated() + ([] if options.live else _earlier_live())
-    for case in CLOSED if options.live else ():
-        sized = case if options.blocks is None else replace(case, blocks=options.blocks)
-        results.append(live(sized))
-    command = "python -m benchmarks.closed_batches" + (" --live" if options.live else "")
+    results, lives = simulated(), _earlier_live()
+    for name in names:
+        case = cells[name]
+        lives[name] = live(case if options.blocks is None else replace(case, blocks=options.blocks))
+    command = "python -m benchmarks.closed_batches" + (" --live" if names else "")
+    command += f" {options.live}" if 0 < len(names) < len(cells) else ""
     command += f" --blocks {options.blocks}" if options.blocks is not None else ""
-    print(write_results("closed_batches", command, results))
+    print(write_results("closed_batches", command, [*results, *lives.values()]))
     return 0
 
 

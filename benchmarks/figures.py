@@ -183,15 +183,15 @@ def closed_batches() -> str:
     rows = []
     simulated = [row for row in found["results"] if row["is_simulated"]]
     keys = ("goodput_over_best_fixed", "goodput_over_each_step_alone", "goodput_over_off")
-    first = "first_batch_over_best_fixed"
+    first = "first_batch_over_best_fixed", "warm_start_over_best_fixed"
     for name in dict.fromkeys(row["name"] for row in simulated):
         mine = [row for row in simulated if row["name"] == name]
         best = ", ".join(dict.fromkeys(row["best_fixed"] for row in mine))
-        means = (f"{fmean(row[key] for row in mine):.3f}" for key in (*keys, first))
+        means = (f"{fmean(row[key] for row in mine):.3f}" for key in (*keys, *first))
         rows.append((name, "simulated", best, *means))
     for row in found["results"]:
         if not row["is_simulated"]:
-            live = [row.get(key.replace("_over_", "_to_")) for key in (*keys, first)]
+            live = [row.get(key.replace("_over_", "_to_")) for key in (*keys, *first)]
             words = (
                 f"{r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})" if r else "-" for r in live
             )
@@ -205,6 +205,7 @@ def closed_batches() -> str:
         "of each step alone",
         "of off",
         "the first batch of all, of best fixed",
+        "the same with a warm start",
     )
     return f"{table(heads, rows)}\n\n{made(found)}"
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.measuring import write_results
 from sdcontrol.controller import Controller
-from sdcontrol.core import FloatArray
+from sdcontrol.core import FloatArray, Observation
 from sdcontrol.outcomes import DEPTH, ArmOutcomes
 from sdcontrol.traces.simulate import Simulation, SimulationSettings
 from sdcontrol.traces.step_times import CostTimes, NoisyTimes
@@ -44,6 +44,7 @@ _OUTPUT_TOKENS = 128
 _NOISE = 0.05
 _CLOSED_BATCHES = 8
 _FIRST_BATCHES, _APART = 12, 1000  # and seeds between them
+_EARLIER = 500  # seeds from a batch to those of the run before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +145,16 @@ def measure_closed(machine: str, batch: int, kind: str, seed: int) -> dict[str, 
     """The same where nothing follows a batch: eight, each decoded to its end before the next begins.
 
     Beside the fixed settings, `goodput` that maximises the tokens of each step alone; and of twelve other
-    batches, each the first that a controller sees, `goodput` over the best fixed setting of the eight.
+    batches, each the first that a controller sees, `goodput` over the best fixed setting of the eight: as
+    it is, and with a warm start from what another controller saw in a batch before.
     """
     specs = {**FIXED, ADAPTIVE: ADAPTIVE, ALONE: {"kind": "goodput", "waits_for_slowest": False}}
-    rates = {name: _closed_rate(spec, machine, batch, kind, [seed]) for name, spec in specs.items()}
+    cell = machine, batch, kind
+    rates = {name: closed_rate(spec, cell, [seed]) for name, spec in specs.items()}
     best = max(FIXED, key=lambda name: rates[name])
     seeds = range(seed + _APART, seed + _APART * (_FIRST_BATCHES + 1), _APART)
-    first = {
-        name: _closed_rate(specs[name], machine, batch, kind, seeds, batches=1)
-        for name in (ADAPTIVE, best)
-    }
+    first = {name: closed_rate(specs[name], cell, seeds, batches=1) for name in (ADAPTIVE, best)}
+    warm = closed_rate(ADAPTIVE, cell, seeds, batches=1, earlier=1)
     return {
         "machine": machine,
         "batch_size": batch,
@@ -164,36 +165,50 @@ def measure_closed(machine: str, batch: int, kind: str, seed: int) -> dict[str, 
         "goodput_over_off": rates[ADAPTIVE] / rates["off"],
         "goodput_over_each_step_alone": rates[ADAPTIVE] / rates[ALONE],
         "first_batch_over_best_fixed": first[ADAPTIVE] / first[best],
+        "warm_start_over_best_fixed": warm / first[best],
     }
 
 
-def _closed_rate(
+def closed_rate(
     policy: object,
-    machine: str,
-    batch: int,
-    kind: str,
+    cell: tuple[str, int, str],
     seeds: Sequence[int],
     *,
     batches: int = _CLOSED_BATCHES,
+    earlier: int = 0,
 ) -> float:
-    """Tokens per second of whole batches, prompts left out; a controller for each seed."""
+    """Tokens per second of whole batches, prompts left out; a controller for each seed.
+
+    It is told what another saw, in as many `earlier` batches of the same kind.
+    """
+    tokens, seconds = 0, 0.0
+    for seed in seeds:
+        controller, before = (Controller(policy, clock=None) for _ in range(2))  # type: ignore[arg-type]  # a name or a mapping
+        controller.warm_start(_decoded(before, cell, seed + _EARLIER, earlier))
+        for step in _decoded(controller, cell, seed, batches):
+            if not step.view.prefill_tokens:
+                tokens += sum(step.emitted)
+                seconds += step.timing.total_seconds
+    return tokens / seconds
+
+
+def _decoded(
+    controller: Controller, cell: tuple[str, int, str], seed: int, batches: int
+) -> list[Observation]:
+    """The steps of batches that nothing follows, one after the other; of each seed, requests of other names."""
+    machine, batch, kind = cell
     settings = SimulationSettings(
         max_batch_size=batch, max_prefill_tokens=4096, prefix_sharing=False
     )
-    tokens, seconds = 0, 0.0
-    for seed in seeds:
-        times = NoisyTimes(CostTimes(MACHINES[machine]), relative_noise=_NOISE, seed=seed)
-        controller = Controller(policy, clock=None)  # type: ignore[arg-type]  # a name or a mapping
-        for block in range(batches):
-            requests = list(workload_of(kind, batch, seed + _CLOSED_BATCHES * block))[:batch]
-            named = [replace(request, id=f"{block}-{request.id}") for request in requests]
-            simulation = Simulation(Workload.of(kind, named), controller, times, settings)
-            while simulation.has_work:
-                step = simulation.step()
-                if not step.view.prefill_tokens:
-                    tokens += sum(step.emitted)
-                    seconds += step.timing.total_seconds
-    return tokens / seconds
+    times = NoisyTimes(CostTimes(MACHINES[machine]), relative_noise=_NOISE, seed=seed)
+    steps: list[Observation] = []
+    for block in range(batches):
+        requests = list(workload_of(kind, batch, seed + _CLOSED_BATCHES * block))[:batch]
+        named = [replace(request, id=f"{seed}-{block}-{request.id}") for request in requests]
+        simulation = Simulation(Workload.of(kind, named), controller, times, settings)
+        while simulation.has_work:
+            steps.append(simulation.step())
+    return steps
 
 
 def _rate(policy: object, machine: str, workload: Workload, batch: int, seed: int) -> float:

@@ -8,8 +8,9 @@ and passes each recorded observation's faults to `plan`.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sdcontrol.answers import check_confidence, check_plan, check_shorter, plain
 from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Observation, Plan
@@ -18,7 +19,7 @@ from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.known_machine import KnownMachine, find_known
 from sdcontrol.estimators.survival import Survival, finite
-from sdcontrol.lessons import Lessons
+from sdcontrol.lessons import Acceptance, Lessons
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.outlook import Outlook
 from sdcontrol.policy_faults import PLAN_FAULTS, PolicyFaults, checked_budget
@@ -27,28 +28,6 @@ if TYPE_CHECKING:
     from sdcontrol.policies.base import Policy, PolicyConfig
 
 __all__ = ["Acceptance", "Controller"]
-
-
-class Acceptance(Protocol):
-    """What a controller asks of an acceptance estimator; `AcceptanceEstimator` has it."""
-
-    def survival(self, view: BatchView, max_tokens: int) -> Mapping[str, FloatArray]:
-        """By arm, `[requests, max_tokens]`: P(draft node j is accepted)."""
-        ...
-
-    def condition(
-        self,
-        view: BatchView,
-        plan: Plan,
-        confidence: Confidence,
-        survival: Mapping[str, FloatArray],
-    ) -> Mapping[str, FloatArray]:
-        """`survival` given the drafter's confidence in the tokens drafted so far."""
-        ...
-
-    def update(self, observation: Observation) -> None:
-        """Learn what came of a step."""
-        ...
 
 
 class Controller:
@@ -248,6 +227,17 @@ class Controller:
         if self.learns:  # as much as there is time for, which may be nothing
             noted = self._lessons.observe(observation, may_repeat=self._may_stand(observation))
         for one in noted:
+            self._update_policy(one)
+
+    def warm_start(self, observations: Iterable[Observation]) -> None:
+        """Learn what came of an earlier run's steps, in order; of the faults in them nothing.
+
+        For requests of the same models on the same machine, whose ids this run does not use. What waits to be
+        learnt waits no longer, and no choice stands. Raises as `observe` does.
+        """
+        for observation in observations:
+            self.observe(replace(observation, faults=()))
+        for one in self._lessons.finish():
             self._update_policy(one)
 
     def _may_stand(self, observation: Observation) -> bool:

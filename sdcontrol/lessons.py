@@ -5,20 +5,39 @@ are taught part by part, outcomes of several steps at once; any other by its `up
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from sdcontrol.core import BatchView, Cost, Observation, Plan
+from sdcontrol.core import BatchView, Confidence, Cost, FloatArray, Observation, Plan
 from sdcontrol.estimators.acceptance import AcceptanceEstimator, Lesson
 from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.merging import typical
 from sdcontrol.kept_choices import KeptChoices, is_kept
 from sdcontrol.waiting import Due, Part, Seen, Waiting
 
-if TYPE_CHECKING:
-    from sdcontrol.controller import Acceptance
+__all__ = ["Acceptance", "Lessons"]
 
-__all__ = ["Lessons"]
+
+class Acceptance(Protocol):
+    """What a controller asks of an acceptance estimator; `AcceptanceEstimator` has it."""
+
+    def survival(self, view: BatchView, max_tokens: int) -> Mapping[str, FloatArray]:
+        """By arm, `[requests, max_tokens]`: P(draft node j is accepted)."""
+        ...
+
+    def condition(
+        self,
+        view: BatchView,
+        plan: Plan,
+        confidence: Confidence,
+        survival: Mapping[str, FloatArray],
+    ) -> Mapping[str, FloatArray]:
+        """`survival` given the drafter's confidence in the tokens drafted so far."""
+        ...
+
+    def update(self, observation: Observation) -> None:
+        """Learn what came of a step."""
+        ...
 
 
 class Lessons:
@@ -30,7 +49,7 @@ class Lessons:
 
     def __init__(
         self,
-        acceptance: "Acceptance",
+        acceptance: Acceptance,
         cost: Cost,
         most_draft_tokens: int,
         *,
@@ -73,6 +92,20 @@ class Lessons:
         seen = Seen(observation, is_try=self._may_rest and not may_repeat)
         due = self._waiting.observe(seen, may_rest=self._may_rest, error=self._cost_error)
         self.take(due)
+        return [one.observation for one in due.notes]
+
+    def finish(self) -> Sequence[Observation]:
+        """Learn all that waits, and let no choice stand; the steps that were taken note of now."""
+        self._choices.forget()
+        due = self._waiting.rest()
+        self.take(due)
+        if self._unread:
+            self._read_outcomes()
+            self._learn_outcomes()
+        if self._untimed:
+            self._judge_costs()
+            self._learn_forwards()
+            self._learn_rounds()
         return [one.observation for one in due.notes]
 
     @property

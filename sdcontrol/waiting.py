@@ -99,6 +99,16 @@ class Waiting:
             self._note(one)
         return Due(notes, self._parts(seen.observation, error, may_rest=may_rest))
 
+    def rest(self) -> Due:
+        """All that is set aside or begun: nothing follows soon."""
+        notes, self._aside = self._aside, []
+        for one in notes:
+            self._note(one)
+        begun, self._begun = tuple(self._begun), deque()
+        for parts in (OUTCOMES, COSTS):
+            self._begin(parts)
+        return Due(notes, begun)
+
     def _rests(self, observation: Observation) -> bool:
         """Whether the step is set aside: something else is done in it, and it is not urgent."""
         if not self.puts_off or observation.faults or len(self._aside) >= _MOST_ASIDE:

@@ -209,6 +209,19 @@ def test_generation_ends_with_a_stop_text(generate: Generate) -> None:
     assert out == text[: text.index(stop) + 1] + "\n"
 
 
+def test_a_run_begins_with_what_the_last_one_taught(generate: Generate, tmp_path: Path) -> None:
+    given = "ab", "--warm-start", tmp_path / "learnt"
+    cold = generate(*given)
+    (path,) = (tmp_path / "learnt").iterdir()
+    size = path.stat().st_size
+    assert generate(*given) == cold == generate("ab")
+    assert path.stat().st_size > size  # the steps of both
+    (tmp_path / "file").write_text("")
+    code, out, err = generate("ab", "--warm-start", tmp_path / "file")
+    assert (code, out) == (2, "")
+    assert "give a folder that can be written to" in err
+
+
 def test_sampled_text_depends_on_the_seed_alone(generate: Generate) -> None:
     def sampled(*options: object) -> str:
         given = ("--format", "jsonl", "--temperature", 1.5, "--top-k", 30, *options)

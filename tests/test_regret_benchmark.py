@@ -112,22 +112,30 @@ def test_a_first_batch_is_decoded_by_a_controller_that_saw_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps_before: dict[str, list[int]] = {}
+    steps_told: dict[str, list[int]] = {}
+    steps_seen: dict[str, list[int]] = {}
 
     class Noting(Rig):
         def run(self, arm: Arm, *args: Any, **options: Any) -> Run:
             steps_before.setdefault(arm.name, []).append(arm.stats.steps)
-            return super().run(arm, *args, **options)
+            steps_told.setdefault(arm.name, []).append(arm.controller.num_observed)
+            run = super().run(arm, *args, **options)
+            steps_seen.setdefault(arm.name, []).append(len(run.observations))
+            return run
 
     monkeypatch.setattr(among, "Rig", partial(Noting, is_tiny=True))
     result: dict[str, Any] = closed_batches.live(replace(quick(CLOSED[0]), tokens=8))
-    assert steps_before["goodput, first batch"] == [0, 0, 0]
+    first_batch, warm_start = "goodput, first batch", "goodput, first batch, warm start"
+    assert steps_before[first_batch] == steps_told[first_batch] == [0, 0, 0]
+    assert steps_before[warm_start] == [0, 0, 0]
+    assert steps_told[warm_start] == [0, *steps_seen[first_batch][:2]]
+    assert min(steps_seen[first_batch]) > 0
     warm, first, second = steps_before[ADAPTIVE]
     assert warm == 0 < first < second
     even = {name: row[1] for name, row in result["rates"].items()}
-    ratio = result["first_batch_to_best_fixed"]["median"]
-    assert ratio == pytest.approx(
-        even["goodput, first batch"] / even[result["best_fixed"]], rel=0.01
-    )
+    for key, name in {"first_batch": first_batch, "warm_start": warm_start}.items():
+        ratio = result[f"{key}_to_best_fixed"]["median"]
+        assert ratio == pytest.approx(even[name] / even[result["best_fixed"]], rel=0.01)
 
 
 def test_kinds_are_accepted_at_their_own_rates(rig: Rig) -> None:

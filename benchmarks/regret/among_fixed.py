@@ -5,13 +5,15 @@ first block shows to be far behind goes. Knows no scores.
 """
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from benchmarks.regret.arms import Spec, fixed_specs
 from benchmarks.regret.grid import Case
 from benchmarks.regret.rig import Arm, Rig
 from benchmarks.regret.scoring import OFF, best_on_odd, even
+from sdcontrol.core import Observation
 from sdcontrol.experiments.compare import Ratio, paired_ratio
 
 __all__ = ["AmongFixed", "among_fixed"]
@@ -32,21 +34,33 @@ class AmongFixed:
         return paired_ratio(even(self.rates[ours]), even(self.rates[others]))
 
 
-def among_fixed(case: Case, ours: Mapping[str, Spec], *, anew: Collection[str] = ()) -> AmongFixed:
+def among_fixed(
+    case: Case,
+    ours: Mapping[str, Spec],
+    *,
+    anew: Collection[str] = (),
+    warm: Mapping[str, str] = MappingProxyType({}),
+) -> AmongFixed:
     """Measure a cell; only its first phase, whose requests follow each other or nothing.
 
-    Those of `ours` that are named in `anew` have learned nothing when a block begins.
+    Those of `ours` that are named in `anew` have learned nothing when a block begins; those in `warm` know what
+    the arm named there saw in the block before.
     """
     specs = {**fixed_specs(case), **ours}
     arms = {name: Arm(name, spec) for name, spec in specs.items()}
     rates: dict[str, list[float]] = {name: [] for name in arms}
     steps: dict[str, list[int]] = {name: [] for name in arms}
+    seen: dict[str, Sequence[Observation]] = {}
     rng, rig = random.Random(0), Rig(case)
     try:
         for block in range(case.blocks + 1):
-            arms |= {name: Arm(name, ours[name]) for name in anew}
+            arms |= {name: Arm(name, ours[name]) for name in (*anew, *warm)}
+            for name, other in warm.items():
+                arms[name].controller.warm_start(seen.get(other, ()))
             for name in rng.sample(list(arms), len(arms)):
                 run = rig.run(arms[name], 0, block, tokens=_tokens(arms[name], case, block))
+                if name in warm.values():
+                    seen[name] = run.observations
                 if block:
                     rates[name].append(run.rate)
                     steps[name].append(run.stats.steps)

@@ -58,6 +58,7 @@ class Run:
     stats: EngineStats  # of the timed steps
     controller_shares: tuple[float, ...]  # plan and observe over the step, per step
     outputs: tuple[tuple[int, ...], ...]  # of the first requests, as far as they came
+    observations: tuple[Observation, ...]  # of the timed steps
 
     @property
     def rate(self) -> float:
@@ -129,13 +130,14 @@ class Rig:
         requests = [engine.requests[name] for name in slots]
         engine.step()
         self._keep_to_themselves(slots)
-        timed, shares = EngineStats(), []
+        timed, shares, observations = EngineStats(), [], []
         target = len(prompts) * length * self.case.generations
         started = time.perf_counter()
         while engine.has_work if self.case.is_closed else timed.emitted < target:
             before = engine.planner.observe_seconds
             observation = engine.step()
             timed.add(observation)
+            observations.append(observation)
             more = engine.planner.observe_seconds - before
             shares.append(_controller_share(observation, more))
             if not self.case.is_closed:
@@ -143,7 +145,7 @@ class Rig:
         seconds = time.perf_counter() - started
         self._drop(slots)
         outputs = tuple(tuple(request.output) for request in requests)
-        return Run(timed.emitted, seconds, timed, tuple(shares), outputs)
+        return Run(timed.emitted, seconds, timed, tuple(shares), outputs, tuple(observations))
 
     def _begin(self, prompts: list[Prompt], block: int, length: int) -> dict[str, int]:
         """The first requests, by name; those that the draft model knows nothing of shall not end all at once."""

@@ -77,6 +77,11 @@ def _add_output(parser: Parser) -> None:
     group.add_argument(
         "--report", action="store_true", help="say on standard error what speculation did"
     )
+    group.add_argument(
+        "--warm-start",
+        metavar="FOLDER",
+        help="keep there what this run teaches of models and machine; begin with what earlier ones did",
+    )
 
 
 # ---- decoding
@@ -93,6 +98,7 @@ def _decoder(options: argparse.Namespace) -> "Iterator[SpeculativeDecoder]":
         policy=options.policy,
         verification=options.verification,
         tokenizer=tokenizer,
+        warm_start=options.warm_start,
         max_batch_size=options.batch_size,
     ) as decoder:
         yield decoder

@@ -6,6 +6,7 @@ Knows engines and their events; nothing of text, prompts or `generate`.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from sdcontrol.core import Observation
 from sdcontrol.engine.loop import Engine
@@ -13,17 +14,21 @@ from sdcontrol.engine.request import TokenEvent
 from sdcontrol.engine.stats import DrafterStats
 from sdcontrol.errors import SdcontrolError
 
+if TYPE_CHECKING:
+    from sdcontrol.traces.warm_start import WarmStart
+
 __all__ = ["Consumer", "Feed"]
 
 
 class Feed:
     """Hands every event of an engine to the consumer of its request; safe across threads.
 
-    Requests that nobody registered here go without: their events are dropped.
+    Requests that nobody registered here go without: their events are dropped. `warm_start` notes every step.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, warm_start: "WarmStart | None" = None) -> None:
         self._engine = engine
+        self._warm_start = warm_start
         self._lock = threading.Lock()
         self._owners: dict[str, Consumer] = {}  # of requests whose end was not told
         self._events: deque[TokenEvent] = deque()  # on their way
@@ -80,6 +85,8 @@ class Feed:
                 self._owners.pop(event.request_id, None)
 
     def _count(self, observation: Observation) -> None:
+        if self._warm_start is not None:
+            self._warm_start.note(observation)
         for row, request in enumerate(observation.view.requests):
             choice, owner = observation.plan.choices[row], self._owners.get(request.id)
             if choice.drafter is None or owner is None:

@@ -28,6 +28,7 @@ from sdcontrol.engine.runner import unwrap
 from sdcontrol.engine.stats import EngineStats
 from sdcontrol.engine.verify import Verifier
 from sdcontrol.errors import ConfigError, RequestRefused, UnsupportedGeneration
+from sdcontrol.integrations.bound import BoundDecoder
 from sdcontrol.integrations.detokenizer import Detokenizer
 from sdcontrol.integrations.feed import Consumer, Feed
 from sdcontrol.integrations.generate_call import (
@@ -46,6 +47,7 @@ from sdcontrol.integrations.settings import (
     planner_of,
 )
 from sdcontrol.integrations.streaming import StreamEvent, options_per_prompt, stream_events
+from sdcontrol.integrations.warm_start import keep, warm_start_of
 
 __all__ = ["BoundDecoder", "SpeculativeDecoder", "StreamEvent"]
 
@@ -58,12 +60,14 @@ class SpeculativeDecoder:
     `kind`, a policy, or any `Planner`. `record` is a new folder for a trace of the run, finished
     by `close`: with `keep_token_ids` it has those of prompts and outputs, with `acceptance_table` what every
     drafter would have had accepted everywhere, for replays of other policies. `close` computes that, which may
-    take as long as the run, and every request is kept in memory till then. Further keywords are those of `EngineConfig`.
+    take as long as the run, and every request is kept in memory till then. `warm_start` is a folder in which what a
+    run taught is kept for the next one: read here, written by `close`, one file per models, drafters and machine.
+    Further keywords are those of `EngineConfig`.
 
     Raises `UnsupportedModel`, `ConfigError`, `TraceError`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a user may say of a run, each by its name)
         self,
         model: object,
         *,
@@ -74,6 +78,7 @@ class SpeculativeDecoder:
         record: Path | str | None = None,
         keep_token_ids: bool = False,
         acceptance_table: bool = False,
+        warm_start: Path | str | None = None,
         **settings: object,
     ) -> None:
         config = engine_config(settings)
@@ -97,10 +102,11 @@ class SpeculativeDecoder:
             if self._recorder is not None:
                 self._recorder.discard()
             raise
+        self._warm_start = warm_start_of(warm_start, self.planner, self.engine, drafters)
         if self._recorder is not None:
             self._recorder.describe(facts_of_run(self.engine, drafters))
         self._table = RunTable.of(self.engine, drafters, record if acceptance_table else None)
-        self._feed = Feed(self.engine)
+        self._feed = Feed(self.engine, self._warm_start)
 
     def __call__(
         self,
@@ -211,12 +217,14 @@ class SpeculativeDecoder:
         self.engine.forget()
 
     def close(self) -> None:
-        """Free the cache; the model is as it was found. A recording is finished, its acceptance table computed.
+        """Free the cache; the model is as it was found. A recording is finished, its acceptance table computed;
+        what it taught is kept.
 
         Raises `TraceError` where these cannot be written; the table also where a request did not come through
         the decoder, but through its engine.
         """
         self.engine.close()
+        keep(self._warm_start)
         if self._recorder is not None:
             self._recorder.close()
         table, self._table = self._table, None
@@ -274,26 +282,3 @@ class SpeculativeDecoder:
             consumer,
             lambda: enqueue(row.prompt, row.decoding, speculation=speculation, content=content),
         )
-
-
-class BoundDecoder:
-    """A decoder with a streamer, stop strings, seeds or opt-outs; made by `bind`."""
-
-    def __init__(self, decoder: SpeculativeDecoder, extras: Extras) -> None:
-        self._decoder = decoder
-        self._extras = extras
-
-    def __call__(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: object,
-    ) -> Tensor | GenerateDecoderOnlyOutput:
-        """What `generate` calls."""
-        call = GenerateCall(
-            input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
-        )
-        return self._decoder.generate(model, call, self._extras)

@@ -23,8 +23,16 @@ import pyarrow.parquet as pq
 from sdcontrol.errors import SdcontrolError, TraceError
 from sdcontrol.traces.schema import LATER_COLUMNS, FileFacts
 
-__all__ = ["Part", "digest_of", "find_parts", "open_table", "parquet_options", "reading"]
-__all__ += ["replace_file", "write_part"]
+__all__ = [
+    "Part",
+    "digest_of",
+    "find_parts",
+    "open_table",
+    "open_whole",
+    "parquet_options",
+    "reading",
+]
+__all__ += ["replace_file", "table_bytes", "write_part"]
 
 _KEY = "sdcontrol"
 _NAME = re.compile(
@@ -65,16 +73,22 @@ class Part:
 def write_part(folder: Path, name: str, sequence: int, table: pa.Table, trace_id: str) -> Part:
     """Write part number `sequence` of the table `name`."""
     place = {"trace": trace_id, "table": name, "sequence": sequence, "rows": table.num_rows}
+    content = table_bytes(table, place)
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = folder / f"{name}-{sequence:06}-{table.num_rows}-{sha256}.parquet"
+    replace_file(path, content)
+    return Part(path, sequence, table.num_rows, sha256)
+
+
+def table_bytes(table: pa.Table, place: Mapping[str, object]) -> bytes:
+    """A table as a file that says where it belongs."""
     sink = pa.BufferOutputStream()
     options = {**parquet_options, "use_dictionary": False}  # takes a third less; parts are merged
     with pq.ParquetWriter(sink, table.schema, **options) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({_KEY: json.dumps(place)})
-    content = sink.getvalue().to_pybytes()
-    sha256 = hashlib.sha256(content).hexdigest()
-    path = folder / f"{name}-{sequence:06}-{table.num_rows}-{sha256}.parquet"
-    replace_file(path, content)
-    return Part(path, sequence, table.num_rows, sha256)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -121,6 +135,14 @@ def open_table(part: Part, schema: pa.Schema, *, place: Mapping[str, object]) ->
     path = part.path
     if digest_of(path).sha256 != part.sha256:
         raise TraceError(f"{path} is damaged: its digest is not the recorded one; restore it")
+    file = open_whole(path, schema, place=place)
+    if file.metadata.num_rows != part.rows:
+        raise TraceError(f"{path} has {file.metadata.num_rows} rows, not {part.rows}")
+    return file
+
+
+def open_whole(path: Path, schema: pa.Schema, *, place: Mapping[str, object]) -> pq.ParquetFile:
+    """The same of a file whose digest and rows are not known; what is read of it is checked page by page."""
     with reading(path):
         file = pq.ParquetFile(path, page_checksum_verification=True)
         if file.schema_arrow not in _schemas(schema):
@@ -128,8 +150,6 @@ def open_table(part: Part, schema: pa.Schema, *, place: Mapping[str, object]) ->
         known = json.loads((file.metadata.metadata or {}).get(_KEY.encode(), b"{}"))
         if any(known.get(key) != value for key, value in place.items()):
             raise TraceError(f"{path} belongs elsewhere: it says {known}, its place is {place}")
-        if file.metadata.num_rows != part.rows:
-            raise TraceError(f"{path} has {file.metadata.num_rows} rows, not {part.rows}")
         _check_sizes(path, file.metadata)
         return file
 

@@ -70,6 +70,7 @@ class Recorder:
         self._keep_token_ids = keep_token_ids
         self._clock, self._origin = clock, clock()
         self._is_recording = True
+        self._has_begun = False
         self._observe_seconds = 0.0  # of the last step
         self._live: dict[str, _Live] = {}
         self._ended: set[str] = set()  # in this step
@@ -78,9 +79,7 @@ class Recorder:
 
     def describe(self, facts: TraceFacts) -> None:
         """Say what is run: models, drafters, settings. Policy and controller stay as they are."""
-        own = {"policy": self._facts.policy, "controller": self._facts.controller}
-        self._facts = facts.model_copy(update=own)
-        self._writer.describe(self._facts)
+        self._describe(facts.model_copy(update={"policy": self._facts.policy}))
 
     # the planner
 
@@ -110,12 +109,18 @@ class Recorder:
         if tell is None:
             return
         tell(*told)
-        before, controller_now = self._facts.controller, controller_in(self._planner)
-        if self._is_recording and before is not None and controller_now is not None:
-            told_now = controller_facts(controller_now)
-            controller = told_now.model_copy(update={"steps_before": before.steps_before})
-            self._facts = self._facts.model_copy(update={"controller": controller})
-            self._try(lambda: self._writer.describe(self._facts))
+        if self._is_recording and self._facts.controller is not None:
+            self._try(lambda: self._describe(self._facts))
+
+    def _describe(self, facts: TraceFacts) -> None:
+        """Write them down; of the controller what it is now, and observed before the first recorded step."""
+        before, controller = self._facts.controller, controller_in(self._planner)
+        if before is not None and controller is not None:
+            now = controller_facts(controller)
+            kept = {"steps_before": before.steps_before} if self._has_begun else {}
+            before = now.model_copy(update=kept)
+        self._facts = facts.model_copy(update={"controller": before})
+        self._writer.describe(self._facts)
 
     @property
     def drafts(self) -> bool:
@@ -178,7 +183,7 @@ class Recorder:
         uncollected = self.take_faults()
         if uncollected:
             observation = replace(observation, faults=(*observation.faults, *uncollected))
-        now = self._now()
+        now, self._has_begun = self._now(), True
         try:
             self._planner.observe(observation)
         finally:

@@ -1,0 +1,71 @@
+"""What a decoder's run taught, for the next one with the same models on the same machine.
+
+Knows engines and controllers; nothing of how observations are kept.
+"""
+
+import atexit
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from sdcontrol.core import Planner
+from sdcontrol.engine.drafters.build import DrafterSpecs
+from sdcontrol.engine.loop import Engine
+from sdcontrol.errors import ConfigError
+from sdcontrol.extras import needed
+from sdcontrol.integrations.recording import facts_of_run
+
+if TYPE_CHECKING:
+    from sdcontrol.traces.warm_start import WarmStart
+
+__all__ = ["keep", "warm_start_of"]
+
+_SAME = {"models", "hardware", "drafters", "verification"}  # of a run's facts
+
+
+def warm_start_of(
+    folder: Path | str | None, planner: Planner, engine: Engine, drafters: DrafterSpecs
+) -> "WarmStart | None":
+    """Tell the controller behind `planner` what earlier runs like this one observed; None without a folder.
+
+    Written when the process ends, if it was not before. Raises `ConfigError` where pyarrow is missing, there
+    is no controller, or there can be no such folder.
+    """
+    if folder is None:
+        return None
+    with needed():
+        from sdcontrol.traces.facts import controller_in
+        from sdcontrol.traces.warm_start import WarmStart
+
+    controller = controller_in(planner)
+    if controller is None:
+        raise ConfigError(
+            f"warm_start={str(folder)!r} is what a controller learnt, and {type(planner).__name__} is none; "
+            "leave warm_start out, or give a policy"
+        )
+    kept = WarmStart(folder, _setting(engine, drafters))
+    controller.warm_start(kept.recall())
+    atexit.register(kept.save)  # for those who forget to close
+    return kept
+
+
+def keep(kept: "WarmStart | None") -> None:
+    """Write it, now that the run has ended."""
+    if kept is not None:
+        kept.save()
+        atexit.unregister(kept.save)
+
+
+def _setting(engine: Engine, drafters: DrafterSpecs) -> dict[str, JsonValue]:
+    """All that must be the same for what was learnt to hold."""
+    model = engine.model
+    facts: dict[str, JsonValue] = facts_of_run(engine, drafters).model_dump(
+        mode="json", include=_SAME
+    )
+    return {
+        **facts,
+        "class": type(model).__name__,  # where its layout is not known, there is no more
+        "parameters": sum(weights.numel() for weights in model.parameters()),
+        "dtype": str(model.dtype),
+    }
