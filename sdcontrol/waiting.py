@@ -23,7 +23,9 @@ Part = Literal["read outcomes", "learn outcomes", "judge costs", "learn forwards
 OUTCOMES: tuple[Part, ...] = ("read outcomes", "learn outcomes")
 COSTS: tuple[Part, ...] = ("judge costs", "learn forwards", "learn rounds")
 
-_FIRST_STEPS = 32  # of a controller, each of which is news
+_NEW_STEPS = 8  # of a controller, each of which is news
+_FIRST_STEPS = 32  # of a controller, in which little is put off
+_EARLY_WAITING = 4  # observations that wait in those
 _MOST_NEWS = 8  # observations that wait, the last one included
 _MOST_WAITING = 16  # the same, with those that are no news
 _MOST_ROWS = 32  # requests of all of them together
@@ -131,18 +133,27 @@ class Waiting:
     def _parts(self, observation: Observation, error: float, *, may_rest: bool) -> Sequence[Part]:
         """What to do at once; the rest of what is begun waits for the next steps."""
         begun, is_urgent = self._begun, self._is_urgent(observation)
-        if not self.puts_off or is_urgent:
-            takes_costs = not self.puts_off or self._since_costs >= _SURE_COST_STEPS
-            for parts in (OUTCOMES, COSTS) if takes_costs else (OUTCOMES,):
-                if parts[0] not in begun:  # else what is noted now is learnt with the rest
-                    begun.extend(self._begin(parts))
-            due = [part for part in begun if part in OUTCOMES or takes_costs]
-            self._begun = deque([part for part in begun if part not in due])
-            return due
-        if not begun:
-            begun.extend(self._next(error))
-        most = len(begun) if error >= _SURPRISE else 1 - may_rest
-        return [begun.popleft() for _ in range(min(most, len(begun)))]
+        if self.puts_off and not is_urgent:
+            if not begun:
+                begun.extend(self._next(error))
+            most = len(begun) if error >= _SURPRISE else 1 - may_rest
+            return [begun.popleft() for _ in range(min(most, len(begun)))]
+        outcomes, costs = self._patience(is_news=is_urgent or error >= _SURPRISE)
+        takes = {OUTCOMES: self._num_waiting >= outcomes, COSTS: self._since_costs >= costs}
+        for parts, is_due in takes.items():
+            if is_due and parts[0] not in begun:  # else what is noted now is learnt with the rest
+                begun.extend(self._begin(parts))
+        due = [part for part in begun if takes[OUTCOMES if part in OUTCOMES else COSTS]]
+        self._begun = deque([part for part in begun if part not in due])
+        return due
+
+    def _patience(self, *, is_news: bool) -> tuple[int, int]:
+        """How many steps wait until outcomes are learnt, and costs: nothing is put off yet, or something is urgent."""
+        if self.puts_off:
+            return 1, _SURE_COST_STEPS
+        if is_news or not self._share.weighs or self._steps <= _NEW_STEPS:
+            return 1, 1
+        return _EARLY_WAITING, _COST_STEPS
 
     def _next(self, error: float) -> tuple[Part, ...]:
         outcomes, costs = self._takes_outcomes(), self._takes_costs(error)

@@ -119,7 +119,7 @@ def test_what_was_put_off_in_short_steps_is_put_off_again(tmp_path: Path) -> Non
             )
     trace = Trace(tmp_path / "t")
     reasons = [step.observation.plan.reason for step in trace.steps()]
-    assert len(set(reasons[:32])) > 30
+    assert len(set(reasons[:8])) == 8  # each of the first steps is learnt from
     assert len(set(reasons[32:])) < 90  # some were repeated
     assert replay_exactly(trace).is_exact
 

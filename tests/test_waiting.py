@@ -172,9 +172,27 @@ def test_costs_are_learnt_less_often_the_better_they_are_predicted(
         assert len(due.parts) <= 1 or error >= 0.25 or step < 32
         if "judge costs" in due.parts:
             taught.append(step)
-    assert taught[:31] == list(range(31))  # at first each is news
-    intervals = set(np.diff(taught[32:]).tolist())
+    early = [0, 1, 2, 3, 4, 5, 6, 7, 15, 23] if error < 0.25 else list(range(24))
+    assert [step for step in taught if step < 24] == early  # at first each is news
+    intervals = set(np.diff([step for step in taught if step >= 39]).tolist())
     assert interval in intervals <= {*range(interval, interval + 3)}  # costs may wait for outcomes
+
+
+@pytest.mark.parametrize(("share", "is_fault"), [(0.1, False), (0.1, True), (0.01, False)])
+def test_of_the_first_steps_a_few_outcomes_wait_where_the_controllers_time_weighs(
+    share: float, is_fault: bool
+) -> None:
+    waiting, read = Waiting(8), []
+    for step in range(32):
+        faults = ("plan_stalled",) if is_fault and step == 13 else ()
+        seen = seen_of(step, reason=ANEW, share=share, faults=faults)
+        due = waiting.observe(seen, may_rest=True, error=0.0)
+        assert list(due.notes) == [seen]
+        assert tuple(due.parts) in ((), OUTCOMES, COSTS, (*OUTCOMES, *COSTS))
+        if "read outcomes" in due.parts:
+            read.append(step)
+    late = [13, 17, 21, 25, 29] if is_fault else [15, 19, 23, 27]
+    assert read == (list(range(32)) if share < 0.02 else [*range(8), 11, *late])
 
 
 def test_a_pickled_copy_goes_on_as_its_original_would() -> None:
