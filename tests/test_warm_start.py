@@ -152,6 +152,19 @@ def test_a_short_run_adds_to_what_is_known(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {WarmStart(tmp_path, SETTING).path.name}
 
 
+def test_two_runs_at_a_time_are_both_kept(tmp_path: Path) -> None:
+    first, second = WarmStart(tmp_path, SETTING), WarmStart(tmp_path, SETTING)
+    for number in range(4):
+        (first if number % 2 else second).note(plain_step(number).observation)
+    second.save()
+    first.save()
+    first.save()  # there is nothing more
+    first.note(plain_step(7).observation)
+    first.save()
+    found = [one.timing for one in WarmStart(tmp_path, SETTING).recall()]
+    assert found == [plain_step(number).observation.timing for number in (0, 2, 1, 3, 7)]
+
+
 def test_only_the_last_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [plain_step(number).observation for number in range(12)]
     monkeypatch.setattr(warm_start, "MOST_STEPS", 5)
@@ -178,7 +191,7 @@ def test_a_run_without_steps_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign", "forged"])
 def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, damage: str) -> None:
     path = kept(tmp_path, observed()).path
     content = bytearray(path.read_bytes())
@@ -189,6 +202,9 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, damag
         other.note(plain_step(0).observation)
         other.save()
         content = bytearray(other.path.read_bytes())
+    if damage == "forged":  # more accepted than was drafted
+        one = plain_step(0).observation
+        content = bytearray(kept(tmp_path, [replace(one, accepted=(5, 5, 5))]).path.read_bytes())
     path.write_bytes({"cut": content[: len(content) // 2], "empty": b""}.get(damage, content))
     with capture_logs() as logs:
         assert WarmStart(tmp_path, SETTING).recall() == []
@@ -257,7 +273,8 @@ def test_a_planner_that_is_no_controller_has_no_warm_start(tmp_path: Path) -> No
         refine = observe = plan
 
     with pytest.raises(ConfigError, match="Off is none; leave warm_start out"):
-        decoded(tmp_path, policy=Off())
+        decoded(tmp_path / "kept", policy=Off(), record=tmp_path / "trace")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_recording_says_what_was_known_before(tmp_path: Path) -> None:

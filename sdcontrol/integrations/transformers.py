@@ -47,7 +47,7 @@ from sdcontrol.integrations.settings import (
     planner_of,
 )
 from sdcontrol.integrations.streaming import StreamEvent, options_per_prompt, stream_events
-from sdcontrol.integrations.warm_start import keep, warm_start_of
+from sdcontrol.integrations.warm_start import check_warm_start, keep, warm_start_of
 
 __all__ = ["BoundDecoder", "SpeculativeDecoder", "StreamEvent"]
 
@@ -86,8 +86,8 @@ class SpeculativeDecoder:
         check_recording(
             record, verification, keep_token_ids=keep_token_ids, acceptance_table=acceptance_table
         )
-        self.tokenizer = tokenizer
-        self.planner = planner_of(policy, config.max_draft_tokens)
+        self.tokenizer, self.planner = tokenizer, planner_of(policy, config.max_draft_tokens)
+        check_warm_start(warm_start, self.planner)
         self._recorder = recorder_of(self.planner, record, keep_token_ids=keep_token_ids)
         try:
             self.engine = Engine(

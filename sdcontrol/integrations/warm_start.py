@@ -19,9 +19,25 @@ from sdcontrol.integrations.recording import facts_of_run
 if TYPE_CHECKING:
     from sdcontrol.traces.warm_start import WarmStart
 
-__all__ = ["keep", "warm_start_of"]
+__all__ = ["check_warm_start", "keep", "warm_start_of"]
 
 _SAME = {"models", "hardware", "drafters", "verification"}  # of a run's facts
+
+
+def check_warm_start(folder: Path | str | None, planner: Planner) -> None:
+    """Raise `ConfigError` where pyarrow is missing, there is no controller, or there can be no such folder."""
+    if folder is None:
+        return
+    with needed():
+        from sdcontrol.traces.facts import controller_in
+        from sdcontrol.traces.warm_start import made_folder
+
+    if controller_in(planner) is None:
+        raise ConfigError(
+            f"warm_start={str(folder)!r} is what a controller learnt, and {type(planner).__name__} is none; "
+            "leave warm_start out, or give a policy"
+        )
+    made_folder(folder)
 
 
 def warm_start_of(
@@ -29,23 +45,17 @@ def warm_start_of(
 ) -> "WarmStart | None":
     """Tell the controller behind `planner` what earlier runs like this one observed; None without a folder.
 
-    Written when the process ends, if it was not before. Raises `ConfigError` where pyarrow is missing, there
-    is no controller, or there can be no such folder.
+    Written when the process ends, if it was not before.
     """
     if folder is None:
         return None
-    with needed():
-        from sdcontrol.traces.facts import controller_in
-        from sdcontrol.traces.warm_start import WarmStart
+    from sdcontrol.traces.facts import controller_in
+    from sdcontrol.traces.warm_start import WarmStart
 
-    controller = controller_in(planner)
-    if controller is None:
-        raise ConfigError(
-            f"warm_start={str(folder)!r} is what a controller learnt, and {type(planner).__name__} is none; "
-            "leave warm_start out, or give a policy"
-        )
     kept = WarmStart(folder, _setting(engine, drafters))
-    controller.warm_start(kept.recall())
+    controller = controller_in(planner)
+    if controller is not None:
+        controller.warm_start(kept.recall())
     atexit.register(kept.save)  # for those who forget to close
     return kept
 
