@@ -1,6 +1,6 @@
 """Batches that nothing follows, decoded to their ends: `python -m benchmarks.closed_batches`.
 
-    python -m benchmarks.closed_batches [--live [CELL,CELL]] [--blocks N]     2 minutes; live 20 minutes more
+    python -m benchmarks.closed_batches [--live [CELL,CELL]] [--blocks N]     3 minutes; live 4 to 20 more for each cell
 
 Prompts that are decoded together and then looked at: the batch takes as long as its slowest request, so
 that the most tokens per second of each step are not the most of the whole. Compared are every fixed

@@ -97,7 +97,7 @@ class Lessons:
     def finish(self) -> Sequence[Observation]:
         """Learn all that waits, and let no choice stand; the steps that were taken note of now."""
         self._choices.forget()
-        due = self._waiting.rest()
+        due = self._waiting.finish()
         self.take(due)
         if self._unread:
             self._read_outcomes()

@@ -101,8 +101,8 @@ class Waiting:
             self._note(one)
         return Due(notes, self._parts(seen.observation, error, may_rest=may_rest))
 
-    def rest(self) -> Due:
-        """All that is set aside or begun: nothing follows soon."""
+    def finish(self) -> Due:
+        """All that was set aside or begun: nothing follows soon. What is noted counts as learnt."""
         notes, self._aside = self._aside, []
         for one in notes:
             self._note(one)

@@ -61,7 +61,10 @@ class Feed:
                     f"requests {sorted(consumer.live)} ended without their events arriving; while "
                     "a decoder runs, leave step, run and take_events of its engine to it"
                 )
-            self._count(self._engine.step())
+            observation = self._engine.step()
+            if self._warm_start is not None:
+                self._warm_start.note(observation)
+            self._count(observation)
             self._deliver()
 
     def leave(self, consumer: "Consumer") -> None:
@@ -85,8 +88,6 @@ class Feed:
                 self._owners.pop(event.request_id, None)
 
     def _count(self, observation: Observation) -> None:
-        if self._warm_start is not None:
-            self._warm_start.note(observation)
         for row, request in enumerate(observation.view.requests):
             choice, owner = observation.plan.choices[row], self._owners.get(request.id)
             if choice.drafter is None or owner is None:

@@ -5,8 +5,8 @@
     ...                                       # kept.note(observation), step after step
     kept.save()
 
-What a controller knows is a fold over observations, so those are what is kept: no second format, and no
-state that a later version could not read. Knows nothing of engines, or of when a run ends.
+What a controller knows is a fold over observations, so those are what is kept: no second format, and nothing
+that hangs on how they are learnt from. Knows nothing of engines, or of when a run ends.
 """
 
 import hashlib
