@@ -202,3 +202,24 @@ def test_blocks_of_a_replay_ask_a_policy_as_often_as_an_engine_does() -> None:
     for policy, hinted, between in (("goodput", False, True), ("budget_argmax", True, False)):
         continued = _Continued(Controller(policy, clock=None))
         assert (continued.refines_hinted, continued.refines_between_rounds) == (hinted, between)
+
+
+def test_arms_begin_blocks_as_they_say(trace: Path, tmp_path: Path) -> None:
+    begins = ("kept", "cold", "warm")
+    arms = [{"name": name, "policy": "goodput", "controller": name} for name in begins]
+    plan = plan_on(trace, CLOSED, arms=arms)
+    runner = TraceRunner(plan)
+    seconds = {
+        name: [runner.run_block(name, 0, start_seconds=0.0)[0].seconds for _ in range(3)]
+        for name in begins
+    }
+    first = seconds["cold"][0]
+    assert seconds["cold"] == [first, first, first]
+    for name in ("kept", "warm"):
+        assert seconds[name][0] == first
+        assert seconds[name][1] < first  # the block again, by who has seen it
+        assert seconds[name][2] < first
+    results = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "run", plan))
+    said = dict(zip(begins, ("learns on", "knows nothing", "earlier blocks"), strict=True))
+    for name in begins:
+        assert any(note.startswith(f"{name}: ") and said[name] in note for note in results.notes)

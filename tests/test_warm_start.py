@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from benchmarks.simulated_regret import closed_rate
-from sdcontrol import Controller, SpeculativeDecoder
+from sdcontrol import Controller, SpeculativeDecoder, last_steps
 from sdcontrol.core import BatchView, Observation
 from sdcontrol.errors import ConfigError, ObservationError, TraceError
-from sdcontrol.traces import warm_start
+from sdcontrol.integrations.warm_start import _middle
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.replay import replay_exactly
 from sdcontrol.traces.warm_start import WarmStart
@@ -167,12 +168,12 @@ def test_two_runs_at_a_time_are_both_kept(tmp_path: Path) -> None:
 
 def test_only_the_last_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [plain_step(number).observation for number in range(12)]
-    monkeypatch.setattr(warm_start, "MOST_STEPS", 5)
+    monkeypatch.setattr(last_steps, "MOST_STEPS", 5)
     kept(tmp_path, steps)
     assert [one.timing for one in WarmStart(tmp_path, SETTING).recall()] == [
         one.timing for one in steps[-5:]
     ]
-    monkeypatch.setattr(warm_start, "MOST_ROWS", 6)  # of three requests each
+    monkeypatch.setattr(last_steps, "MOST_ROWS", 6)  # of three requests each
     kept(tmp_path, steps[:1])
     found = WarmStart(tmp_path, SETTING).recall()
     assert [one.timing for one in found] == [steps[-1].timing, steps[0].timing]
@@ -240,7 +241,8 @@ def test_where_nothing_can_be_written_it_is_said_and_the_run_has_ended_all_the_s
 def decoded(folder: Path, **options: object) -> tuple[int, list[int]]:
     """How many steps a decoder's controller knew at first, and what it wrote."""
     settings: dict[str, object] = {"drafters": ["ngram"], "kv_tokens": 1024, **options}
-    with SpeculativeDecoder(tiny_model(), warm_start=folder, **settings) as decoder:  # type: ignore[arg-type]
+    model = settings.pop("model", None) or tiny_model()
+    with SpeculativeDecoder(model, warm_start=folder, **settings) as decoder:  # type: ignore[arg-type]
         known: int = getattr(decoder.planner, "num_observed", -1)
         tokens = [
             token
@@ -263,6 +265,26 @@ def test_of_other_drafters_or_verification_nothing_is_known(tmp_path: Path) -> N
     assert decoded(tmp_path, drafters=["ngram", noised(tiny_model())])[0] == 0
     assert decoded(tmp_path, verification="rejection")[0] == 0
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_of_another_checkpoint_of_the_same_shape_nothing_is_known(tmp_path: Path) -> None:
+    decoded(tmp_path)
+    tuned = tiny_model()
+    with torch.no_grad():
+        list(tuned.parameters())[-2].mul_(1.01)
+    assert decoded(tmp_path, model=tuned)[0] == 0
+    assert decoded(tmp_path)[0] > 0
+    draft = noised(tiny_model())
+    decoded(tmp_path, drafters=[draft])
+    assert decoded(tmp_path, drafters=[draft])[0] > 0
+    assert decoded(tmp_path, drafters=[noised(draft)])[0] == 0
+
+
+@pytest.mark.parametrize(
+    "weights", [torch.empty(0), torch.empty(3, device="meta"), torch.ones(4).to_sparse()]
+)
+def test_weights_that_cannot_be_read_are_counted_all_the_same(weights: torch.Tensor) -> None:
+    assert _middle(weights)[0] == weights.numel()
 
 
 def test_a_planner_that_is_no_controller_has_no_warm_start(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def measure(case: Case, *, is_tiny: bool = False) -> Result:
     rig = Rig(case, is_tiny=is_tiny)
     try:
         ready = time.perf_counter()
-        turns = take_turns(rig, blocks=case.blocks)
+        turns = take_turns(rig, blocks=case.blocks, on_block=lambda block: _say(case, block))
         result = (workload_result if case.is_workload else cell_result)(rig, turns)
     finally:
         rig.close()
@@ -72,6 +72,11 @@ def measure(case: Case, *, is_tiny: bool = False) -> Result:
     result["seconds"] = {"all": round(seconds, 1), "contexts": round(ready - started, 1)}
     print(f"{case.name:28s} {seconds:5.0f} s  {'; '.join(misses(result)) or 'met'}", flush=True)
     return result
+
+
+def _say(case: Case, block: int) -> None:
+    """How far it is, for whoever waits."""
+    print(f"{case.name}: block {block} of {case.blocks}", file=sys.stderr, flush=True)
 
 
 def _sized(case: Case, options: argparse.Namespace) -> Case:

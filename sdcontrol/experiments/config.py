@@ -24,12 +24,15 @@ from sdcontrol.experiments.metrics import COMPARABLE, DEFAULT_METRICS
 from sdcontrol.experiments.workload_settings import Settings, Workload, nearest
 from sdcontrol.policies.base import PolicyConfig
 
-__all__ = ["Arm", "ArmName", "Experiment"]
+__all__ = ["Arm", "ArmName", "Beginning", "Experiment"]
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._=-]{0,119}$"
 _DRAFTER = re.compile(r"ngram|draft_model|sparse_kv:[1-9][0-9]{0,8}(:scored)?")
 ArmName = Annotated[str, Field(pattern=_NAME, description="letters, digits and . _ = -")]
 Seed = Annotated[int, Field(ge=0, le=2**31)]
+Beginning = Literal["kept", "cold", "warm"]
+"""What an arm's controller knows when a block begins: all since the run began, nothing, or what the last
+steps of earlier blocks came to."""
 
 
 def _policy_schema() -> dict[str, object]:
@@ -60,6 +63,11 @@ class Arm(Settings):
         ("ngram",), description="a list of ngram, draft_model, sparse_kv:TOKENS"
     )
     verification: Literal["coupled", "rejection"] = "coupled"
+    controller: Beginning = Field(
+        "kept",
+        description="kept (learns on from block to block, as a server does), cold (new in every block, as a "
+        "script's that decodes one batch) or warm (new, told what the last steps of earlier blocks came to)",
+    )
     engine: EngineConfig = Field(
         EngineConfig.model_validate({}), description="settings unlike those of the whole run"
     )

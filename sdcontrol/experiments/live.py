@@ -1,7 +1,7 @@
 """Arms on the real engine, one model for all of them.
 
 Every run of a block has an engine of its own, so that no arm, and no repeat, finds prompts in the
-cache that another left; the planner of an arm is kept, and goes on learning. Time is that of the
+cache that another left; the planner of an arm is kept, unless it says otherwise. Time is that of the
 engine's steps: what the measuring itself takes is left out, and where an open loop has nothing to
 do its clock jumps to the next arrival.
 """
@@ -24,6 +24,7 @@ from sdcontrol.estimators.cost import Prediction
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.roofline import Forward
 from sdcontrol.estimators.shapes import from_config
+from sdcontrol.experiments.arm_planner import ArmPlanner
 from sdcontrol.experiments.config import Arm, Experiment
 from sdcontrol.experiments.machine import PeakMemory, setting_of
 from sdcontrol.experiments.meter import Meter
@@ -67,12 +68,7 @@ class LiveRunner:
         self._experiment = experiment
         self._models = models
         self._arms = {arm.name: arm for arm in experiment.arms}
-        controllers = {arm.name: _controller(arm, experiment) for arm in experiment.arms}
-        self._planners: dict[str, Planner] = {
-            name: wrap(name, controller) if wrap else controller
-            for name, controller in controllers.items()
-        }
-        self._steps = dict.fromkeys(self._arms, 0)
+        self._planners = {arm.name: _planner(arm, experiment, wrap) for arm in experiment.arms}
         self._forward = _forward(models)
         for arm in experiment.arms:
             if "draft_model" in arm.drafters and models.draft is None:
@@ -99,12 +95,13 @@ class LiveRunner:
             start_seconds=start_seconds,
         )
         gc.collect()
-        with self._engine(self._arms[arm], items) as engine:
-            engine.stats.steps = self._steps[arm]  # its planner has seen so many
+        planner = self._planners[arm]
+        with self._engine(self._arms[arm], planner.begin(), items) as engine:
+            engine.stats.steps = planner.num_steps
             peak = PeakMemory(self._models.target.device)
-            drive = _Drive(engine, self._planners[arm], meter, self._experiment)
+            drive = _Drive(engine, planner, meter, self._experiment)
             outputs = drive.run(items)
-            self._steps[arm] = engine.stats.steps
+            planner.end(engine.stats.steps)
             more = peak.metric()
         record = meter.record(arm, seconds=drive.now, forward=self._forward, more=more)
         return record, outputs
@@ -112,7 +109,7 @@ class LiveRunner:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _engine(self, arm: Arm, items: Sequence[WorkItem]) -> Engine:
+    def _engine(self, arm: Arm, planner: Planner, items: Sequence[WorkItem]) -> Engine:
         config = self._experiment.engine_of(arm)
         drafters: list[DrafterSpec] = [
             self._models.draft if name == "draft_model" and self._models.draft else name
@@ -121,7 +118,7 @@ class LiveRunner:
         return Engine(
             self._models.target,
             drafters=drafters,
-            planner=self._planners[arm.name],
+            planner=planner,
             verification=arm.verification,
             config=config if config.kv_tokens else _with_cache(config, items, self._experiment),
         )
@@ -131,7 +128,7 @@ class _Drive:
     """Feeds an engine with requests when they are due, and a meter with what it does."""
 
     def __init__(
-        self, engine: Engine, planner: Planner, meter: Meter, experiment: Experiment
+        self, engine: Engine, planner: ArmPlanner[Planner], meter: Meter, experiment: Experiment
     ) -> None:
         self._engine = engine
         self._planner = planner
@@ -150,6 +147,7 @@ class _Drive:
             started = time.perf_counter()
             observation = self._engine.step()
             spent = time.perf_counter() - started
+            self._planner.note(observation)
             begun, self.now = self.now, self.now + spent
             emitted = 0
             for event in self._engine.take_events():
@@ -182,7 +180,7 @@ class _Drive:
 
     def _predicted(self, measured_seconds: float) -> float | None:
         """What the planner expected of the step that it has just learned from."""
-        cost = getattr(self._planner, "cost", None)
+        cost = getattr(self._planner.planner, "cost", None)
         prediction = getattr(cost, "last_prediction", None)
         if not isinstance(prediction, Prediction):
             return None
@@ -190,9 +188,15 @@ class _Drive:
         return prediction.predicted_seconds if is_this else None
 
 
-def _controller(arm: Arm, experiment: Experiment) -> Controller:
+def _planner(
+    arm: Arm, experiment: Experiment, wrap: Callable[[str, Planner], Planner] | None
+) -> ArmPlanner[Planner]:
     most = experiment.engine_of(arm).max_draft_tokens
-    return Controller(arm.policy, seed=experiment.seed, max_draft_tokens=most)
+    return ArmPlanner(
+        arm.controller,
+        lambda: Controller(arm.policy, seed=experiment.seed, max_draft_tokens=most),
+        lambda controller: wrap(arm.name, controller) if wrap else controller,
+    )
 
 
 def _sampling(experiment: Experiment) -> dict[str, object]:

@@ -13,6 +13,7 @@ import torch
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Confidence, Cost, Observation, Plan
 from sdcontrol.errors import ConfigError
+from sdcontrol.experiments.arm_planner import ArmPlanner
 from sdcontrol.experiments.config import Arm, Experiment
 from sdcontrol.experiments.machine import setting_of
 from sdcontrol.experiments.meter import Meter
@@ -41,9 +42,7 @@ class TraceRunner:
         trace = Trace(trace_folder(experiment.workload.trace))
         self._experiment = experiment
         self._arms = {arm.name: arm for arm in experiment.arms}
-        self._planners = {
-            arm.name: _Continued(_controller(experiment, arm, trace)) for arm in experiment.arms
-        }
+        self._planners = {arm.name: _planner(experiment, arm, trace) for arm in experiment.arms}
         self._recorded: Sequence[SimulatedRequest] = tuple(workload_of(trace))
         self._times = FittedTimes.of(trace)
         self._settings = settings_of(trace)
@@ -55,7 +54,8 @@ class TraceRunner:
 
     def run_block(self, arm: str, block: int, *, start_seconds: float) -> tuple[RunRecord, Outputs]:
         """Simulate the block's requests under an arm; there are no texts."""
-        planner = self._planners[arm]
+        known = self._planners[arm]
+        planner = known.begin()
         settings = self._settings_of(self._arms[arm])
         simulation = Simulation(self._workload(block), planner, self._times, settings)
         num_blocks = self._experiment.blocks + self._experiment.warmup.max_blocks
@@ -65,8 +65,9 @@ class TraceRunner:
             start_seconds=start_seconds,
         )
         while simulation.has_work:
-            _step(simulation, meter)
+            known.note(_step(simulation, meter))
         planner.block_ended()
+        known.end(planner.num_before)
         result = simulation.measurements.result(policy=arm, workload=f"block {block}")
         if result.num_refused:
             raise ConfigError(result.refusals[0])
@@ -90,7 +91,7 @@ class TraceRunner:
         """The recorded engine's, with what the file says otherwise."""
         said = _said(self._experiment, arm)
         given = {name: said[name] for name in said.keys() & SimulationSettings.model_fields.keys()}
-        given["drafters"] = arm.drafters if self._planners[arm.name].drafts else ()
+        given["drafters"] = arm.drafters if self._planners[arm.name].planner.drafts else ()
         return self._settings.model_copy(update={k: v for k, v in given.items() if v is not None})
 
 
@@ -104,7 +105,7 @@ class _Continued:
         self.refines_between_rounds = controller.refines_between_rounds
         self._controller = controller
         self.pad_to, self.price_by = controller.pad_to, controller.price_by
-        self._before = 0  # steps of earlier blocks
+        self.num_before = 0  # steps of earlier blocks
         self._shown: tuple[BatchView, BatchView] | None = None  # as it came, as it is shown
 
     @property
@@ -130,12 +131,12 @@ class _Continued:
 
     def block_ended(self) -> None:
         """The next step is the first of another block."""
-        self._before = self._shown[1].step + 1 if self._shown else self._before
+        self.num_before = self._shown[1].step + 1 if self._shown else self.num_before
         self._shown = None
 
     def _numbered(self, view: BatchView) -> BatchView:
         if self._shown is None or self._shown[0] is not view:  # a belief belongs to one view
-            self._shown = view, replace(view, step=view.step + self._before)
+            self._shown = view, replace(view, step=view.step + self.num_before)
         return self._shown[1]
 
 
@@ -146,14 +147,18 @@ def _said(experiment: Experiment, arm: Arm) -> dict[str, Any]:
     return {name: getattr(engine, name) for name in said}
 
 
-def _controller(experiment: Experiment, arm: Arm, trace: Trace) -> Controller:
+def _planner(experiment: Experiment, arm: Arm, trace: Trace) -> ArmPlanner[_Continued]:
     recorded = trace.header.controller
     most = recorded.max_draft_tokens if recorded is not None else DEPTH
     most = _said(experiment, arm).get("max_draft_tokens", most)
-    return Controller(arm.policy, seed=experiment.seed, max_draft_tokens=most, clock=None)
+    return ArmPlanner(
+        arm.controller,
+        lambda: Controller(arm.policy, seed=experiment.seed, max_draft_tokens=most, clock=None),
+        _Continued,
+    )
 
 
-def _step(simulation: Simulation, meter: Meter) -> None:
+def _step(simulation: Simulation, meter: Meter) -> Observation:
     observation = simulation.step()
     spent = observation.timing.total_seconds
     meter.step(
@@ -163,6 +168,7 @@ def _step(simulation: Simulation, meter: Meter) -> None:
         emitted=sum(observation.emitted),
         predicted_seconds=None,
     )
+    return observation
 
 
 def _add_requests(meter: Meter, result: ReplayResult) -> None:

@@ -4,12 +4,12 @@ Knows records and what `judge` says of them. Nothing but finished blocks goes in
 run has results too, and a resumed one the same as one that was not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import numpy as np
 
-from sdcontrol.experiments.config import Arm, Experiment
+from sdcontrol.experiments.config import Arm, Beginning, Experiment
 from sdcontrol.experiments.judge import compare, counted, decide, drift_of, fewest_blocks
 from sdcontrol.experiments.metrics import METRICS
 from sdcontrol.experiments.records import BlockRecord, DraftCounts, Place, RunRecord
@@ -32,6 +32,13 @@ __all__ = ["summarise"]
 
 _MOST_DIFFERENCES = 20
 _FIXED = ("off", "static")  # policies that learn nothing
+_BEGINNINGS: Mapping[Beginning, str] = {
+    "kept": "the controller learns on from block to block, as one that stays in service does; after an "
+    "interruption it begins anew.",
+    "cold": "a new controller in every block, which knows nothing when it begins.",
+    "warm": "a new controller in every block, told what the last steps of this arm's earlier blocks came to; "
+    "after an interruption those begin anew.",
+}
 
 
 def summarise(
@@ -62,7 +69,7 @@ def summarise(
         drift=drift_of(experiment, blocks),
         texts=texts,
         verdict=_verdict(comparisons, arms, texts, experiment.reference),
-        notes=_notes(experiment, arms, kept),
+        notes=_notes(experiment, kept),
         stopping=Stopping(
             num_blocks=kept,
             planned_blocks=experiment.blocks,
@@ -243,14 +250,14 @@ def _text_sentence(texts: TextCheck) -> str:
     )
 
 
-def _notes(experiment: Experiment, arms: Sequence[ArmResult], num_blocks: int) -> tuple[str, ...]:
+def _notes(experiment: Experiment, num_blocks: int) -> tuple[str, ...]:
     notes: list[str] = []
-    adaptive = [arm.name for arm in arms if arm.is_adaptive]
-    if adaptive:
-        notes.append(
-            f"{', '.join(adaptive)}: the controller learns on from block to block, as one that "
-            "stays in service does; after an interruption it begins anew."
-        )
+    for begins, what in _BEGINNINGS.items():
+        names = [
+            arm.name for arm in experiment.arms if _is_adaptive(arm) and arm.controller == begins
+        ]
+        if names:
+            notes.append(f"{', '.join(names)}: {what}")
     if experiment.workload.sampling.temperature and any(
         arm.verification == "rejection" for arm in experiment.arms
     ):

@@ -29,7 +29,7 @@ from sdcontrol.traces.schema import TraceFacts
 if TYPE_CHECKING:
     from sdcontrol.traces.recorder import Recorder
 
-__all__ = ["RunTable", "check_recording", "facts_of_run", "recorder_of"]
+__all__ = ["RunTable", "check_recording", "facts_of_run", "models_of", "recorder_of"]
 
 _log = EventLog(__name__)
 
@@ -123,13 +123,18 @@ def facts_of_run(engine: Engine, drafters: DrafterSpecs) -> TraceFacts:
     )
 
 
-def _shapes(engine: Engine, drafters: DrafterSpecs) -> Iterator[tuple[str, ModelShape]]:
-    """By role; models of a layout that is not known are left out."""
+def models_of(engine: Engine, drafters: DrafterSpecs) -> dict[str, PreTrainedModel]:
+    """By role: the target and whatever drafts."""
     models = {"target": engine.model}
     for name, spec in named_drafters(drafters):
         if isinstance(spec, PreTrainedModel):
             models[name or "draft_model"] = spec
-    for role, model in models.items():
+    return models
+
+
+def _shapes(engine: Engine, drafters: DrafterSpecs) -> Iterator[tuple[str, ModelShape]]:
+    """By role; models of a layout that is not known are left out."""
+    for role, model in models_of(engine, drafters).items():
         try:
             name = Path(model.config._name_or_path).name  # where it lies is nobody's business
             yield role, from_config(model.config.to_dict(), name or model.config.model_type)

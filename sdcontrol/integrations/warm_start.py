@@ -4,17 +4,20 @@ Knows engines and controllers; nothing of how observations are kept.
 """
 
 import atexit
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from sdcontrol.core import Planner
 from sdcontrol.engine.drafters.build import DrafterSpecs
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
 from sdcontrol.extras import needed
-from sdcontrol.integrations.recording import facts_of_run
+from sdcontrol.integrations.recording import facts_of_run, models_of
 
 if TYPE_CHECKING:
     from sdcontrol.traces.warm_start import WarmStart
@@ -76,6 +79,21 @@ def _setting(engine: Engine, drafters: DrafterSpecs) -> dict[str, JsonValue]:
     return {
         **facts,
         "class": type(model).__name__,  # where its layout is not known, there is no more
-        "parameters": sum(weights.numel() for weights in model.parameters()),
         "dtype": str(model.dtype),
+        "weights": {role: _digest(one) for role, one in models_of(engine, drafters).items()},
     }
+
+
+def _digest(model: PreTrainedModel) -> str:
+    """Of one number in the middle of every tensor: checkpoints of one shape, or under one name, differ there."""
+    numbers = [_middle(weights) for weights in model.parameters()]
+    return hashlib.sha256(repr(numbers).encode()).hexdigest()[:16]
+
+
+def _middle(weights: Tensor) -> tuple[int, float]:
+    """How many there are, and the one in their middle; 0 where it cannot be read."""
+    count = weights.numel()
+    try:
+        return count, float(weights.detach().flatten()[count // 2])
+    except (RuntimeError, NotImplementedError, IndexError, TypeError):  # packed, offloaded or empty
+        return count, 0.0

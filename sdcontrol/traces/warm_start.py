@@ -12,9 +12,7 @@ that hangs on how they are learnt from. Knows nothing of engines, or of when a r
 import hashlib
 import json
 import uuid
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +20,7 @@ from pydantic import JsonValue
 
 from sdcontrol.core import Observation
 from sdcontrol.errors import ConfigError, TraceError
+from sdcontrol.last_steps import LastSteps, told_before
 from sdcontrol.logs import EventLog
 from sdcontrol.traces.columns import STEPS, steps_table
 from sdcontrol.traces.parts import open_whole, reading, table_bytes
@@ -29,10 +28,7 @@ from sdcontrol.traces.rows import read_steps
 from sdcontrol.traces.schema import RecordedStep
 from sdcontrol.whole_files import write_whole
 
-__all__ = ["MOST_ROWS", "MOST_STEPS", "WarmStart", "made_folder"]
-
-MOST_STEPS = 1000  # that are kept: averages have forgotten what was before
-MOST_ROWS = 8192  # requests of all of them together
+__all__ = ["WarmStart", "made_folder"]
 
 _log = EventLog(__name__)
 
@@ -49,44 +45,34 @@ class WarmStart:
         said = json.dumps(setting, sort_keys=True)
         self._place = {"warm_start_of": hashlib.sha256(said.encode()).hexdigest()}
         self.path = made_folder(folder) / f"warm-start-{self._place['warm_start_of'][:16]}.parquet"
-        self._steps: deque[Observation] = deque()  # of this run, that are in no file
-        self._num_rows = 0  # requests of all of them together
+        self._seen = LastSteps()  # of this run, that are in no file
 
     def recall(self) -> list[Observation]:
         """What earlier runs observed, oldest first, in steps from -n to -1; nothing where there is none.
 
         A file that is damaged, or of another version, is as good as none: it is said, and replaced in the end.
         """
-        found = self._found()
-        return [
-            replace(one, view=replace(one.view, step=number))
-            for number, one in enumerate(found, start=-len(found))
-        ]
+        return told_before(self._found())
 
     def note(self, observation: Observation) -> None:
         """Keep what came of a step of this run."""
-        self._steps.append(observation)
-        self._num_rows += len(observation.view.requests)
-        while len(self._steps) > 1 and (
-            len(self._steps) > MOST_STEPS or self._num_rows > MOST_ROWS
-        ):
-            self._num_rows -= len(self._steps.popleft().view.requests)
+        self._seen.note(observation)
 
     def save(self) -> None:
         """Add what came since the last time to what is in the file by now, for the next run.
 
         Where that cannot be, it is said, and the old file stays.
         """
-        if not self._steps:
+        if not self._seen:
             return
-        steps = [RecordedStep(one) for one in _last([*self._found(), *_renamed(self._steps)])]
+        run = uuid.uuid4().hex[:12]
+        steps = [RecordedStep(one) for one in self._seen.after(self._found(), run)]
         try:
             write_whole(self.path, table_bytes(steps_table(steps), self._place))
         except (OSError, pa.ArrowException) as error:
             _log.warning("warm_start_not_kept", path=str(self.path), reason=str(error))
             return
-        self._steps.clear()
-        self._num_rows = 0
+        self._seen.clear()
 
     def _found(self) -> list[Observation]:
         if not self.path.exists():
@@ -102,17 +88,6 @@ class WarmStart:
         return found
 
 
-def _last(steps: list[Observation]) -> list[Observation]:
-    """As many as are kept."""
-    rows, first = 0, len(steps)
-    while first > max(len(steps) - MOST_STEPS, 0):
-        rows += len(steps[first - 1].view.requests)
-        if rows > MOST_ROWS and first < len(steps):
-            break
-        first -= 1
-    return steps[first:]
-
-
 def made_folder(folder: Path | str) -> Path:
     """The folder, made if need be; `ConfigError` where there can be none."""
     path = Path(folder).expanduser()
@@ -123,16 +98,3 @@ def made_folder(folder: Path | str) -> Path:
             f"warm_start={str(folder)!r}: {error.strerror}; give a folder that can be written to"
         ) from error
     return path
-
-
-def _renamed(observations: Iterable[Observation]) -> list[Observation]:
-    """Their requests numbered, so that those of other runs are others, and no name is kept."""
-    run = uuid.uuid4().hex[:12]
-    numbers: dict[str, str] = {}
-    renamed: list[Observation] = []
-    for one in observations:
-        for request in one.view.requests:
-            numbers.setdefault(request.id, f"{run}-{len(numbers)}")
-        requests = tuple([replace(r, id=numbers[r.id]) for r in one.view.requests])
-        renamed.append(replace(one, view=replace(one.view, requests=requests)))
-    return renamed

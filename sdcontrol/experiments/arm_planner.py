@@ -1,0 +1,54 @@
+"""What plans for an arm, block after block, and what it knows when a block begins.
+
+Knows controllers and what an arm says of them; nothing of engines, simulations or times.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from sdcontrol.controller import Controller
+from sdcontrol.core import Observation, Planner
+from sdcontrol.experiments.config import Beginning
+from sdcontrol.last_steps import LastSteps, told_before
+
+__all__ = ["ArmPlanner"]
+
+_Kind = TypeVar("_Kind", bound=Planner)
+
+
+class ArmPlanner(Generic[_Kind]):
+    """One controller that learns on from block to block, or a new one in every block.
+
+    `make` makes a controller, `wrap` what a run needs around it; both are called at once, so that what is
+    wrong with a policy is said before anything runs.
+    """
+
+    def __init__(
+        self, begins: Beginning, make: Callable[[], Controller], wrap: Callable[[Controller], _Kind]
+    ) -> None:
+        self._begins, self._make, self._wrap = begins, make, wrap
+        self._seen = LastSteps()  # of this block
+        self._before: list[Observation] = []
+        self._num_runs = 0
+        self.planner = wrap(make())
+        self.num_steps = 0  # that it has planned in earlier blocks
+
+    def begin(self) -> _Kind:
+        """The planner of the next run of a block."""
+        if self._begins != "kept" and self._num_runs:
+            controller, self.num_steps = self._make(), 0
+            controller.warm_start(told_before(self._before))  # of which a cold one has none
+            self.planner = self._wrap(controller)
+        return self.planner
+
+    def note(self, observation: Observation) -> None:
+        """What came of a step, for those that begin warm."""
+        if self._begins == "warm":
+            self._seen.note(observation)
+
+    def end(self, num_steps: int) -> None:
+        """The run has ended; its planner has planned so many steps by now."""
+        self._num_runs += 1
+        self._before = self._seen.after(self._before, f"run-{self._num_runs}")
+        self._seen.clear()
+        self.num_steps = num_steps
