@@ -298,6 +298,7 @@ def test_the_bundled_pair_is_profiled_and_advised_by_its_name(
         (["--json", "."], ". cannot be written"),
         (["--model", "./gone"], "no model folder './gone'"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),
+        (["--device", "meta"], "device 'meta' cannot be used"),
         (["--dtype", "int4"], "invalid choice: 'int4'"),
         (["--model", "bundled", "--context", "99999"], "give a smaller batch or a shorter context"),
     ],

@@ -79,7 +79,9 @@ def device_of(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(
+            1, device=device
+        ).item()  # which a device without memory, such as meta, cannot answer
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {_first_line(error)}") from error
     return device

@@ -192,10 +192,11 @@ class Probing:
                 return with_probe(plan, PROBES, problem, a, probe)
             if unfilled <= 0.0:
                 return with_probe(plan, RECHECKS, problem, a, probe)
-        if not self._lengths.is_due(view.step):
-            return plan
-        known = only(problem, drafting | {a for a, arm in arms if arm in self._shadowed})
-        return self._lengths.others(view.step, plan, known, answer, self._allowance) or plan
+        other = self._lengths.without(plan, problem, answer, self._allowance)
+        if other is None and self._lengths.is_due(view.step):
+            known = only(problem, drafting | {a for a, arm in arms if arm in self._shadowed})
+            other = self._lengths.others(view.step, plan, known, answer, self._allowance)
+        return other or plan
 
     def _again(
         self, view: BatchView, problem: Problem, answer: Answer
