@@ -27,6 +27,7 @@ def planner_of(begins: Beginning) -> ArmPlanner[Controller]:
 def run(planner: ArmPlanner[Controller], seed: int) -> tuple[Controller, int, list[Observation]]:
     """A block: its controller, how many steps that knew, and what came of the block's own."""
     controller = planner.begin()
+    planner.tell()
     known, seen = controller.num_observed, list[Observation]()
     learn = controller.observe
 
@@ -125,6 +126,7 @@ def test_a_warm_controller_knows_what_one_that_saw_the_earlier_blocks_does() -> 
         assert known == len(seen)
         seen += renamed(steps, f"block-{seed}")  # whose requests are others
     told = planner.begin()
+    planner.tell()
     assert told.num_observed == len(seen)
     assert planner.num_steps == 0
     saw = Controller("goodput", clock=None)
@@ -152,18 +154,20 @@ def test_what_is_wrong_with_a_policy_is_said_before_anything_runs() -> None:
 
 def bundled_models() -> Models:
     tokenizer = load_bundled_tokenizer()
-    return Models(load_bundled("target"), None, lambda text: tokenizer(text)["input_ids"])
+    models = load_bundled("target"), load_bundled("draft")
+    return Models(*models, lambda text: tokenizer(text)["input_ids"])
 
 
 def test_live_arms_begin_as_they_say() -> None:
-    """The planner of a block is new or not, and its engine counts steps on from what it has planned."""
+    """A block's controller is new or not, told what its engine is, then of earlier blocks; steps count on if it is kept."""
     workload = {
         "kinds": {"copy": 1},
         "num_tokens": 8,
         "arrivals": {"kind": "closed", "concurrency": 1},
     }
-    plan = experiment(arms=ARMS, workload=workload)
-    known: dict[str, list[int]] = {name: [] for name in BEGINNINGS}
+    arms = [{**arm, "drafters": ["ngram", "draft_model"]} for arm in ARMS]
+    plan = experiment(arms=arms, workload=workload)
+    made: dict[str, list[Controller]] = {name: [] for name in BEGINNINGS}
     steps: dict[str, list[int]] = {name: [] for name in BEGINNINGS}
 
     def watched(name: str, controller: Planner) -> Planner:
@@ -174,7 +178,7 @@ def test_live_arms_begin_as_they_say() -> None:
             steps[name].append(one.view.step)
             learn(one)
 
-        known[name].append(controller.num_observed)
+        made[name].append(controller)
         controller.observe = observe  # type: ignore[method-assign]
         return controller
 
@@ -185,13 +189,19 @@ def test_live_arms_begin_as_they_say() -> None:
     ]
     assert all(text == texts[0] for texts in blocks for text in texts)
     assert blocks[0] != blocks[1]
-    firsts = {
-        name: [place for place, step in enumerate(found) if not step]
-        for name, found in steps.items()
-    }
-    assert known["kept"] == [0]
-    assert steps["kept"] == list(range(len(steps["kept"])))
-    assert known["cold"] == [0, 0]
-    assert known["warm"] == [0, firsts["warm"][1]]  # all steps of the first block
-    assert firsts["cold"][0] == firsts["warm"][0] == 0
-    assert len(firsts["cold"]) == len(firsts["warm"]) == 2
+    assert [len(made[name]) for name in BEGINNINGS] == [1, 2, 2]
+    assert all(one.machine is not None for controllers in made.values() for one in controllers)
+    assert steps["kept"] == [*range(len(steps["kept"]))]
+    assert [part[0] for part in parts(steps["cold"])] == [0, 0]
+    first, told, second = parts(steps["warm"])
+    assert (first[0], told, second[0]) == (0, [*range(-len(first), 0)], 0)
+
+
+def parts(steps: list[int]) -> list[list[int]]:
+    """Cut where a step does not follow the one before, or is the first of a run."""
+    found: list[list[int]] = []
+    for step in steps:
+        if not found or not step or step != found[-1][-1] + 1:
+            found.append([])
+        found[-1].append(step)
+    return found

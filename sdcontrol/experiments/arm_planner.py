@@ -20,7 +20,8 @@ class ArmPlanner(Generic[_Kind]):
     """One controller that learns on from block to block, or a new one in every block.
 
     `make` makes a controller, `wrap` what a run needs around it; both are called at once, so that what is
-    wrong with a policy is said before anything runs.
+    wrong with a policy is said before anything runs. A run is `begin`, `tell` once an engine has said what it
+    is, `note` after every step, and `end`.
     """
 
     def __init__(
@@ -30,16 +31,21 @@ class ArmPlanner(Generic[_Kind]):
         self._seen = LastSteps()  # of this block
         self._before: list[Observation] = []
         self._num_runs = 0
-        self.planner = wrap(make())
+        self._controller = make()
+        self.planner = wrap(self._controller)
         self.num_steps = 0  # that it has planned in earlier blocks
 
     def begin(self) -> _Kind:
         """The planner of the next run of a block."""
         if self._begins != "kept" and self._num_runs:
-            controller, self.num_steps = self._make(), 0
-            controller.warm_start(told_before(self._before))  # of which a cold one has none
-            self.planner = self._wrap(controller)
+            self._controller, self.num_steps = self._make(), 0
+            self.planner = self._wrap(self._controller)
         return self.planner
+
+    def tell(self) -> None:
+        """What earlier blocks taught, to one that begins warm: what an engine tells a controller goes before."""
+        if self._begins == "warm":
+            self._controller.warm_start(told_before(self._before))
 
     def note(self, observation: Observation) -> None:
         """What came of a step, for those that begin warm."""

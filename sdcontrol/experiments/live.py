@@ -97,6 +97,7 @@ class LiveRunner:
         gc.collect()
         planner = self._planners[arm]
         with self._engine(self._arms[arm], planner.begin(), items) as engine:
+            planner.tell()
             engine.stats.steps = planner.num_steps
             peak = PeakMemory(self._models.target.device)
             drive = _Drive(engine, planner, meter, self._experiment)

@@ -58,6 +58,7 @@ class TraceRunner:
         planner = known.begin()
         settings = self._settings_of(self._arms[arm])
         simulation = Simulation(self._workload(block), planner, self._times, settings)
+        known.tell()
         num_blocks = self._experiment.blocks + self._experiment.warmup.max_blocks
         meter = Meter(
             most_steps=max(MOST_STEPS // num_blocks, 2),
