@@ -85,7 +85,7 @@ def _setting(engine: Engine, drafters: DrafterSpecs) -> dict[str, JsonValue]:
 
 
 def _digest(model: PreTrainedModel) -> str:
-    """Of one number in the middle of every tensor: checkpoints of one shape, or under one name, differ there."""
+    """Of one number in the middle of every parameter: checkpoints of one shape, or under one name, differ there."""
     numbers = [_middle(weights) for weights in model.parameters()]
     return hashlib.sha256(repr(numbers).encode()).hexdigest()[:16]
 
