@@ -29,7 +29,7 @@ def verify(
 ) -> list[int]:
     """What comes after `tokens`: as much of `draft` as the model would write too, and one token more."""
     fed = tokens[cache.get_seq_length() :] + draft
-    logits = model(torch.tensor([fed]), past_key_values=cache).logits
+    logits = model(torch.tensor([fed]), None, None, cache).logits  # mask, positions: its own
     best = logits[0, -1 - len(draft) :].argmax(dim=-1).tolist()
     accepted = next((i for i, token in enumerate(draft) if token != best[i]), len(draft))
     if accepted < len(draft):

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from sdcontrol import SpeculativeDecoder
+from sdcontrol.engine.renamed import CACHE
 from sdcontrol.errors import (
     ConfigError,
     EngineClosed,
@@ -385,7 +386,7 @@ REFUSED: Mapping[str, Mapping[str, object]] = {
     "cache_implementation": {"cache_implementation": "static"},
     "streamer": {"streamer": Recorder()},
     "negative_prompt_ids": {"negative_prompt_ids": torch.ones(4, 3, dtype=torch.int64)},
-    "past_key_values": {"past_key_values": DynamicCache()},
+    CACHE: {CACHE: DynamicCache()},
     "synced_gpus": {"synced_gpus": True},
     "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: [1, 2]},
 }
@@ -405,17 +406,17 @@ def test_an_assistant_beside_the_decoder_is_refused(decoder: SpeculativeDecoder)
 
 def test_a_filled_cache_is_refused_however_it_comes(decoder: SpeculativeDecoder) -> None:
     inputs = padded((6,))
-    cache = model()(**inputs, use_cache=True).past_key_values
-    with pytest.raises(UnsupportedGeneration, match="past_key_values"):
-        model().generate(**inputs, max_new_tokens=4, past_key_values=cache, custom_generate=decoder)
-    with pytest.raises(UnsupportedGeneration, match="filled past_key_values"):
+    given = {CACHE: model()(**inputs, use_cache=True)[CACHE]}
+    with pytest.raises(UnsupportedGeneration, match=f"^{CACHE} would"):
+        model().generate(**inputs, max_new_tokens=4, **given, custom_generate=decoder)
+    with pytest.raises(UnsupportedGeneration, match=f"filled {CACHE} "):
         decoder(
             model(),
             inputs["input_ids"],
             LogitsProcessorList(),
             StoppingCriteriaList(),
             GenerationConfig(max_length=20),
-            past_key_values=cache,
+            **given,
         )
 
 

@@ -25,6 +25,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from benchmarks.gpu.bench import Bench
+from sdcontrol.engine.renamed import CACHE
 
 __all__ = ["BATCHED", "BATCHED_COMPILED", "COMPILED_LOOP", "DYNAMIC", "STATIC", "BatchedOutput",
            "Rival", "attention_used", "decoding_rate", "static_loop", "token_times"]  # fmt: skip
@@ -198,10 +199,10 @@ def static_loop(
     cache = StaticCache(config=model.config, max_cache_len=context + steps + 16)
     positions = torch.arange(context, context + steps, device=ids.device).view(-1, 1, 1)
     with torch.no_grad():
-        logits = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = model(ids, use_cache=True, logits_to_keep=1, **{CACHE: cache}).logits
         tokens = [logits[:, -1].argmax(-1, keepdim=True)]
         for step, position in enumerate(positions):
-            out = forward(tokens[-1], position_ids=position, past_key_values=cache, use_cache=True)
+            out = forward(tokens[-1], position_ids=position, use_cache=True, **{CACHE: cache})
             tokens.append(out.logits[:, -1].argmax(-1, keepdim=True).clone())
             step_done(step)
     return tokens

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from sdcontrol.engine.kv_cache import KVCache, LayerShape
 from sdcontrol.engine.packing import PackedBatch
+from sdcontrol.engine.renamed import CACHES
 from sdcontrol.engine.routes import Routes
 from sdcontrol.errors import UnsupportedModel
 
@@ -44,7 +45,7 @@ _INERT_KEYWORDS = frozenset(
         "position_embeddings",
         "cache_position",
         "use_cache",
-        "past_key_values",
+        *CACHES,
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",

@@ -29,6 +29,7 @@ from sdcontrol.engine.generation import (
     stop_string_criteria,
     temperature_of,
 )
+from sdcontrol.engine.renamed import CACHES
 from sdcontrol.engine.request import Criterion, StopRules
 from sdcontrol.engine.sampling import RowSampler, processors_of_row
 from sdcontrol.errors import ConfigError, UnsupportedGeneration
@@ -38,7 +39,7 @@ __all__ = ["Extras", "GenerateCall", "GenerateRow", "Speculation", "Streamer"]
 Speculation = bool | Sequence[str]
 """Whether a request may draft, or the families that it may use."""
 
-_CHECKED_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values"})
+_CHECKED_INPUTS = frozenset({"attention_mask", "position_ids", *CACHES})
 _WITHOUT_EFFECT = frozenset({"use_cache", "logits_to_keep"})  # on the text
 _DROPPED = {
     "streamer": "pass it as custom_generate=decoder.bind(streamer=...)",
@@ -90,14 +91,15 @@ class GenerateCall:
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
-    inputs: Mapping[str, object]  # attention_mask, past_key_values, ...
+    inputs: Mapping[str, object]  # attention_mask, cache, ...
 
     def check(self) -> None:
         """Raise `UnsupportedGeneration` for whatever cannot be honoured."""
         check_generation_config(self.config)
         _refuse_dropped_arguments()
-        if not _is_empty_cache(self.inputs.get("past_key_values")):
-            raise UnsupportedGeneration("a filled past_key_values is not supported; leave it out")
+        for name in CACHES:
+            if not _is_empty_cache(self.inputs.get(name)):
+                raise UnsupportedGeneration(f"a filled {name} is not supported; leave it out")
         for name, given in self.inputs.items():
             is_known = name in _CHECKED_INPUTS or name in _WITHOUT_EFFECT
             if not is_known and _is_given(given):
@@ -270,8 +272,8 @@ def _refuse_dropped_arguments() -> None:
         if _is_given(frame.f_locals.get(name)):
             raise UnsupportedGeneration(f"{name} does not reach a custom_generate: {remedy}")
     options = frame.f_locals.get("kwargs")
-    if isinstance(options, Mapping) and options.get("past_key_values") is not None:
-        raise UnsupportedGeneration(
-            "past_key_values would neither be read nor filled: the engine keeps its own cache; "
-            "leave it out"
-        )
+    for name in CACHES:
+        if isinstance(options, Mapping) and options.get(name) is not None:
+            raise UnsupportedGeneration(
+                f"{name} would neither be read nor filled: the engine keeps its own cache; leave it out"
+            )

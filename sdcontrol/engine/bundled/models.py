@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sdcontrol.engine.bundled.batches import EOS_ID, VOCABULARY
+from sdcontrol.engine.renamed import CACHE
 
 DTYPE = torch.bfloat16  # of the weights as shipped
 
@@ -93,11 +94,11 @@ def continue_greedily(model: LlamaForCausalLM, prompts: list[list[int]], tokens:
         answer = model(
             input_ids=fresh,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{CACHE: cache},
         )
-        cache, fresh = answer.past_key_values, answer.logits[:, -1].argmax(-1, keepdim=True)
+        cache, fresh = answer[CACHE], answer.logits[:, -1].argmax(-1, keepdim=True)
         mask = torch.cat([mask, torch.ones_like(fresh)], dim=1)
         found.append(fresh)
     return torch.cat(found, dim=1)
