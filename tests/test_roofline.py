@@ -357,6 +357,26 @@ def test_a_fit_prices_other_models_and_verification_too(
             )
 
 
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("reached", [0.3, 0.45, 0.6])
+def test_a_fit_finds_how_fast_experts_are_read(name: str, reached: float) -> None:
+    """More tokens read more of them: steps tell their bandwidth from a layer's overhead, however unusual."""
+    truth = Calibration(reached, 0.7, 2e-5, 1e-7, 0.0, 1e-7)
+    forward = Forward(shapes.by_name(name), H100, calibration=truth)
+    sizes = [(batch, context) for batch in (1, 4, 16, 64) for context in (512, 4096, 16384)]
+    found = fit(
+        Forward(forward.shape, H100),
+        [PlainStep(b, c, float(forward.seconds(b, b * c, b))) for b, c in sizes],
+    )
+    assert found.bandwidth_efficiency == pytest.approx(reached, abs=0.02)
+    for batch, context in sizes:
+        load = 5 * batch, batch * context, batch
+        there = float(forward.seconds(*load))
+        assert float(replace(forward, calibration=found).seconds(*load)) == pytest.approx(
+            there, rel=0.1
+        )
+
+
 @pytest.mark.parametrize("batch", [1, 32])
 def test_steps_of_one_batch_size_say_nothing_of_what_a_request_adds(batch: int) -> None:
     """What they leave over belongs to layers: verification at another size is priced alike."""

@@ -9,7 +9,8 @@ other stays as it is.
 Plain steps leave much open. Weights take as long in all of them, and so do a layer's launches: nothing
 says which of the two it was, but a smaller model has fewer bytes in a layer, and as many launches. So
 what is usual counts as evidence (`_unusual`): weights reach most of the bandwidth, attention about as
-much, all-reduces take what the link says. It weighs little where measurements say something.
+much, all-reduces take what the link says. It weighs little where measurements say something, and
+of weights still less with experts: more of them are read, the more tokens there are, and launches are not.
 
 A request has one token in a plain step, so that nothing says whether it is the request or the token that
 takes time. Half is taken for the one and half for the other: MagicDec's verifications of three tokens
@@ -125,9 +126,11 @@ def _around(efficiency: float) -> FloatArray:
     return np.clip(near, LEAST_EFFICIENCY, MOST_EFFICIENCY)
 
 
-def _unusual(weights: FloatArray, kv: FloatArray, reduce_scale: float) -> FloatArray:
+def _unusual(
+    weights: FloatArray, kv: FloatArray, reduce_scale: float, weights_doubt: float
+) -> FloatArray:
     """What speaks against these efficiencies before anything is measured, `[weights, kv]`."""
-    of_weights = _WEIGHTS_DOUBT * np.log(weights / _USUAL_EFFICIENCY) ** 2
+    of_weights = weights_doubt * np.log(weights / _USUAL_EFFICIENCY) ** 2
     of_kv = _KV_DOUBT * np.log(kv / weights[:, None]) ** 2
     return np.asarray(of_weights[:, None] + of_kv + _REDUCE_DOUBT * math.log(reduce_scale) ** 2)
 
@@ -160,6 +163,9 @@ class _Measured:
         self._forward = replace(forward, calibration=bare)
         layers = forward.shape.num_layers / self._seconds
         self._features = np.stack([layers, layers * varying])
+        self._weights_doubt = _WEIGHTS_DOUBT
+        if forward.shape.num_experts:  # read by the step: measurements say how fast
+            self._weights_doubt /= len(steps)
 
     def fit(self, weights: FloatArray, kv: FloatArray, reduce_scale: float) -> _Fit:
         """The best with one of these efficiencies each, and all-reduces that take so much longer."""
@@ -169,7 +175,8 @@ class _Measured:
         reducing_more = by_weights[0]["all-reduces"] * (reduce_scale - 1.0)
         base = reading[:, None] + attending + reducing_more
         overheads, squares = _non_negative_pair(self._features, 1.0 - base / self._seconds)
-        misfit = squares / len(self._seconds) + _unusual(weights, kv, reduce_scale)
+        misfit = squares / len(self._seconds)
+        misfit += _unusual(weights, kv, reduce_scale, self._weights_doubt)
         best = np.unravel_index(np.argmin(misfit), misfit.shape)
         per_layer, added = overheads[best].tolist()
         reached = float(weights[best[0]]), float(kv[best[1]])
