@@ -493,7 +493,10 @@ def write_odd_files(folder: Path) -> None:
             "qwen3-0.6b has 16 attention heads",
         ),
         ([*COMMON, "--kv-dtype", "int3"], "invalid choice: 'int3'"),
-        ([*COMMON, "--fit", "none.csv"], "none.csv has 0 different plain steps; give at least 3"),
+        (
+            [*COMMON, "--fit", "none.csv"],
+            "none.csv has plain steps at 0 different loads (batch size and context); give at least 3",
+        ),
         ([*COMMON, "--fit", "instant.csv"], "in 1e-300 s"),
         (["--model", "qwen3-8b", "--hardware", "endless.json"], "seconds"),
         ([*COMMON, "--batch", "many"], "invalid int value: 'many'"),
@@ -503,7 +506,11 @@ def write_odd_files(folder: Path) -> None:
             [*COMMON, "--draft-model", "qwen3-0.6b", "--draft-tensor-parallel", "2"],
             "--draft-tensor-parallel is 2, of 1 devices",
         ),
-        ([*COMMON, "--fit", "one.csv"], "1 different plain steps; give at least 3"),
+        (
+            [*COMMON, "--fit", "one.csv"],
+            "plain steps at 1 different loads (batch size and context); give at least 3",
+        ),
+        ([*COMMON, "--fit", "same.csv"], "plain steps at 1 different loads"),
         ([*COMMON, "--fit", "short.csv"], "short.csv line 2: ms is None"),
         ([*COMMON, "--acceptance", "ngram"], "write DRAFTER=RATE"),
         ([*COMMON, "--acceptance", "ngram=1.1"], "acceptance of ngram is '1.1'"),
@@ -532,6 +539,8 @@ def test_what_cannot_be_asked_ends_with_one_line_and_code_2(
     arguments: list[object],
     message: str,
 ) -> None:
+    same = [f"1,512,{ms}" for ms in (6.0, 6.1, 6.2)]
+    (tmp_path / "same.csv").write_text("\n".join(["batch_size,context_tokens,ms", *same]))
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deep.json").write_text("[" * 100_000)
@@ -586,3 +595,60 @@ def test_a_calibration_that_may_be_none_says_so(
     path.write_text("\n".join(lines))
     _, text = advise(*COMMON, "--fit", path)
     assert (beware in text) if beware else ("beware" not in text)
+
+
+def test_steps_of_a_slower_machine_a_larger_model_or_another_unit_are_doubted(
+    advise: Advise, tmp_path: Path
+) -> None:
+    """Whatever weights and KV do not take would be a layer's overhead, and the fit as good as any."""
+    path = tmp_path / "steps.csv"
+    for model, machine, factor, doubted in (
+        ("llama-3.1-8b", "L4", 1.0, True),
+        ("llama-3.1-70b", "H100", 1.0, True),
+        ("llama-3.1-8b", "H100", 1000.0, True),
+        ("llama-3.1-8b", "H100", 1.0, False),
+    ):
+        forward = Forward(shapes.by_name(model), hardware.by_name(machine))
+        steps = [(batch, float(forward.seconds(batch, batch * 512, batch))) for batch in (1, 4, 16)]
+        rows = [f"{batch},512,{factor * seconds:.9f}" for batch, seconds in steps]
+        path.write_text("\n".join(["batch_size,context_tokens,seconds", *rows]))
+        told, text = advise(*COMMON, "--fit", path)
+        assert told["fit_median_error"] < 0.01
+        assert ("to launches and gaps" in text) == doubted
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "doubted"),
+    [
+        ("qwen2.5-7b", 4, False),
+        ("qwen2.5-7b", 7, True),  # 28 heads, 4 KV heads
+        ("qwen2.5-7b", 8, True),
+        ("llama-3.1-8b", 3, True),
+        ("llama-3.1-8b", 16, False),  # each KV head twice
+    ],
+)
+def test_heads_that_devices_cannot_share_are_doubted(
+    advise: Advise, model: str, devices: int, doubted: bool
+) -> None:
+    told, text = advise("--model", model, "--hardware", "h100", "--tensor-parallel", devices)
+    assert any("cannot share evenly" in doubt for doubt in told["doubts"]) == doubted
+    assert ("beware" in text) == doubted
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch", "doubt"),
+    [
+        ({"dtype": "float32"}, 1, "weights of 32 bits"),
+        ({"quantization_config": {"quant_method": "fp8"}}, 1, None),  # bound by memory at any speed
+        ({"quantization_config": {"quant_method": "fp8"}}, 64, "weights of 8 bits"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, 64, None),  # computed in bf16
+        ({}, 64, None),
+    ],
+)
+def test_weights_that_are_not_computed_with_in_bf16_are_doubted(
+    advise: Advise, tmp_path: Path, settings: Record, batch: int, doubt: str | None
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SMALL | settings))
+    told, _ = advise("--model", path, "--hardware", "h100", "--batch", batch)
+    assert [doubt in own for own in told["doubts"]] == ([True] if doubt else [])

@@ -103,9 +103,11 @@ def plain_steps(given: str | None) -> list[PlainStep]:
         raise ConfigError(f"{given} is no UTF-8 text: {error.reason}") from error
     except csv.Error as error:
         raise ConfigError(f"{given} is no CSV: {error}") from error
-    if len(steps) < LEAST_STEPS:
+    loads = {(step.batch_size, step.context_tokens) for step in steps}
+    if len(loads) < LEAST_STEPS:
         raise ConfigError(
-            f"{given} has {len(steps)} different plain steps; give at least {LEAST_STEPS}"
+            f"{given} has plain steps at {len(loads)} different loads (batch size and context); give at "
+            f"least {LEAST_STEPS}"
         )
     for step in steps:
         if step.seconds < _LEAST_SECONDS or max(step.batch_size, step.context_tokens) > MOST:

@@ -5,10 +5,17 @@ stands in `advice_report`. Needs no torch.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sdcontrol.cli.advice_doubts import fit_doubts, pair_doubts, profile_doubts
+from sdcontrol.cli.advice_doubts import (
+    arithmetic_doubts,
+    fit_doubts,
+    pair_doubts,
+    profile_doubts,
+    profile_fit_doubts,
+    split_doubts,
+)
 from sdcontrol.cli.advice_inputs import (
     ASSUMED_RATES,
     acceptance_rates,
@@ -23,6 +30,7 @@ from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.advice import DrafterSpec, Situation, advise
 from sdcontrol.estimators.calibration import PlainStep, fit
 from sdcontrol.estimators.config_numbers import MOST
+from sdcontrol.estimators.hardware import HARDWARE
 from sdcontrol.estimators.machine_profile import (
     LEAST_STEPS,
     MachineProfile,
@@ -162,10 +170,12 @@ def _report(options: argparse.Namespace) -> Report:
     alone = replace(target, tensor_parallel=1)  # as whatever a profile measured
     errors = relative_errors(alone, _steps(shape, used))
     target = _with_kv(target, options.kv_dtype)
+    doubts = list(profile_fit_doubts(errors))
     if steps:
-        target = replace(target, calibration=fit(target, steps))
-        errors = relative_errors(target, [_step_time(step) for step in steps])
+        target, errors, doubts = _fitted(target, steps)
     draft = _draft(options, target, used)
+    doubts += _profile_doubts(options, shape, used)
+    doubts += _model_doubts(options, target, draft)
     rates, assumed = acceptance_rates(options.acceptance, has_draft_model=draft is not None)
     drafters = [_spec(arm, rate, draft, options) for arm, rate in rates.items()]
     offered = [spec for spec in drafters if _is_offered(spec, options.context)]
@@ -181,12 +191,16 @@ def _report(options: argparse.Namespace) -> Report:
         max_draft_tokens=options.max_draft_tokens,
         calibrated_on=str(options.fit if steps else options.hardware) if errors else None,
         fit_errors=tuple(errors),
-        doubts=(
-            *fit_doubts(target.calibration, errors, is_profile=not steps),
-            *_profile_doubts(options, shape, used),
-            *(() if draft is None else pair_doubts(shape, draft.shape)),
-        ),
+        doubts=tuple(doubts),
     )
+
+
+def _fitted(target: Forward, steps: Sequence[PlainStep]) -> tuple[Forward, list[float], list[str]]:
+    """Calibrated on these; its relative errors, and what speaks against it."""
+    fitted = replace(target, calibration=fit(target, steps))
+    measured = [_step_time(step) for step in steps]
+    errors = relative_errors(fitted, measured)
+    return fitted, errors, list(fit_doubts(fitted, measured, errors))
 
 
 def _target_shape(given: str | None, profile: MachineProfile | None) -> ModelShape:
@@ -255,6 +269,17 @@ def _profile_doubts(
     if options.draft_model is not None:
         shapes.append(find_shape(options.draft_model, "draft"))
     return [doubt for own in shapes for doubt in profile_doubts(profile, own)]
+
+
+def _model_doubts(
+    options: argparse.Namespace, target: Forward, draft: Forward | None
+) -> Iterator[str]:
+    if draft is not None:
+        yield from pair_doubts(target.shape, draft.shape)
+    for forward in (target,) if draft is None else (target, draft):
+        yield from split_doubts(forward)
+        if forward.hardware in HARDWARE.values():
+            yield from arithmetic_doubts(forward, options.batch * (1 + options.max_draft_tokens))
 
 
 def _is_offered(drafter: DrafterSpec, context_tokens: int) -> bool:
