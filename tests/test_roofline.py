@@ -247,6 +247,17 @@ def test_a_batch_touches_more_experts_up_to_all() -> None:
     assert 2.0 < eight / one < 4.0
 
 
+def test_a_token_is_written_in_every_expert_that_it_visits() -> None:
+    """Mixtral is Llama with two MLPs a token: 4 x 2 bytes of each element between kernels."""
+    dense, mixed = shapes.by_name("mistral-7b"), shapes.by_name("mixtral-8x7b")
+    one, two = (Forward(shape, H100).profile(1, 0, 1).parts[2] for shape in (dense, mixed))
+    assert one.name == two.name == "activations"
+    assert one.bytes == 8.0 * 32 * (4096 + 4096 + 14336)
+    assert two.bytes == 8.0 * 32 * (4096 + 4096 + 2 * 14336)
+    layers = replace(mixed, num_dense_layers=2, shared_expert_size=1000)
+    assert layers.mlp_width_per_token == 2 * 14336 + 30 * (2 * 14336 + 1000)
+
+
 def test_tensor_parallelism_divides_the_work_and_adds_all_reduces() -> None:
     alone = Forward(LLAMA, H100).profile(64, 64_000, 64)
     split = Forward(LLAMA, H100, tensor_parallel=4).profile(64, 64_000, 64)

@@ -109,6 +109,13 @@ class ModelShape:
         return self.always_read_parameters + experts
 
     @property
+    def mlp_width_per_token(self) -> int:
+        """Summed over the layers: elements of a token inside its MLP, or its experts and what is shared."""
+        experts = self.experts_per_token * self.expert_size + self.shared_expert_size
+        dense_layers = self.num_layers - self.num_expert_layers
+        return dense_layers * self.intermediate_size + self.num_expert_layers * experts
+
+    @property
     def extra_attention_bytes(self) -> float:
         """What the attention projections of all layers take beyond `weight_bytes` per element."""
         if self.attention_bytes is None:

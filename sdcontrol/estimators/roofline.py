@@ -181,8 +181,8 @@ class Forward:
             shape.weight_bytes * (shape.always_read_parameters + touched)
             + shape.extra_attention_bytes,
         )
-        width = shape.hidden_size + shape.num_heads * shape.head_dim + shape.intermediate_size
-        activations = 4.0 * _ACTIVATION_BYTES * tokens * shape.num_layers * width
+        width = shape.num_layers * (shape.hidden_size + shape.num_heads * shape.head_dim)
+        activations = 4.0 * _ACTIVATION_BYTES * tokens * (width + shape.mlp_width_per_token)
         head = (
             2.0 * tokens * shape.head_parameters,
             shape.head_bytes * shape.head_parameters + _LOGIT_BYTES * tokens * shape.vocab_size,
