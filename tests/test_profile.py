@@ -345,7 +345,7 @@ def profile_of() -> MachineProfile:
 def test_a_profile_reads_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     profile_of().write(path)
-    assert read_profile(path) == profile_of()
+    assert read_profile(path) == read_profile(str(path)) == profile_of()
     assert json.loads(path.read_text())["schema_version"] == 1
 
 

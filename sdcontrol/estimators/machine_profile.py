@@ -134,10 +134,10 @@ class MachineProfile(_Record):
         return RooflineCost(forwards["target"], draft_models)
 
 
-def read_profile(path: Path) -> MachineProfile:
+def read_profile(path: Path | str) -> MachineProfile:
     """The profile in a file. Raises `ConfigError` where there is none."""
     remedy = "make one with sdcontrol profile"
-    return read_model(path, MachineProfile, what="machine profile", remedy=remedy)
+    return read_model(Path(path), MachineProfile, what="machine profile", remedy=remedy)
 
 
 def calibrate(forward: Forward, steps: Sequence[StepTime]) -> Calibration:
