@@ -1,5 +1,6 @@
 """What the documents say is so: code and commands run as printed, links lead somewhere."""
 
+import importlib.util
 import re
 import sys
 from collections.abc import Callable
@@ -132,6 +133,20 @@ def test_a_comparison_shown_again_is_resumed_or_begun_anew(document: str) -> Non
         before[file] = settings
 
 
+def test_pages_that_are_followed_one_after_the_other_record_into_folders_of_their_own() -> None:
+    """A trace is recorded into a new folder: whoever did what another page says has its folder already."""
+    into = re.compile(r"""(?:record=|Recorder\(.*, |record .*--output )"?([\w./-]+)""")
+    folders = {name: set(into.findall(text)) for name, text in map(_shown, RUN)}
+    every = sorted(folder for own in folders.values() for folder in own)
+    assert {"runs/monday", "runs/recorded", "runs/judged"} <= set(every)
+    assert every == sorted(set(every))
+
+
+def _shown(document: str) -> tuple[str, str]:
+    """Its name; its program and commands."""
+    return document, "\n".join([program_of(document), *commands(document)])
+
+
 def test_what_is_not_run_says_why_and_is_rare() -> None:
     texts = [(ROOT / name).read_text("utf-8") for name in RUN]
     skipped = [
@@ -174,6 +189,14 @@ def test_documents_name_files_that_exist() -> None:
         named = re.findall(r"`((?:sdcontrol|tests|benchmarks)/[\w/]+\.\w+)`", document.read_text())
         missing = [path for path in named if not (ROOT / path).exists()]
         assert document.name in HISTORY or not missing, f"{document.name} names {missing}"
+
+
+def test_documents_name_modules_that_exist() -> None:
+    for name in RUN:
+        for module in re.findall(r"`(sdcontrol(?:\.\w+)+)`", (ROOT / name).read_text("utf-8")):
+            parent, _, last = module.rpartition(".")
+            there = importlib.import_module(parent)
+            assert hasattr(there, last) or importlib.util.find_spec(module), f"{name}: {module}"
 
 
 def test_releases_stand_in_the_changelog_newest_first() -> None:
