@@ -214,12 +214,18 @@ def test_arms_begin_blocks_as_they_say(trace: Path, tmp_path: Path) -> None:
         for name in begins
     }
     first = seconds["cold"][0]
-    assert seconds["cold"] == [first, first, first]
-    for name in ("kept", "warm"):
-        assert seconds[name][0] == first
-        assert seconds[name][1] < first  # the block again, by who has seen it
-        assert seconds[name][2] < first
+    assert (
+        seconds["cold"] == seconds["warm"] == [first, first, first]
+    )  # told of earlier blocks alone
+    assert seconds["kept"][0] == first
+    assert seconds["kept"][1] < first  # the block again, by who has seen it
+    assert seconds["kept"][2] < first
+    later = {name: runner.run_block(name, 1, start_seconds=0.0)[0].seconds for name in begins}
+    assert later["warm"] < later["cold"]
     results = run_experiment(plan, TraceRunner(plan), RunFolder(tmp_path / "run", plan))
     said = dict(zip(begins, ("learns on", "knows nothing", "earlier blocks"), strict=True))
     for name in begins:
         assert any(note.startswith(f"{name}: ") and said[name] in note for note in results.notes)
+    assert not any(
+        "interruption" in note for note in results.notes
+    )  # after which all is simulated again

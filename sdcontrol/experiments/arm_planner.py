@@ -21,23 +21,29 @@ class ArmPlanner(Generic[_Kind]):
 
     `make` makes a controller, `wrap` what a run needs around it; both are called at once, so that what is
     wrong with a policy is said before anything runs. A run is `begin`, `tell` once an engine has said what it
-    is, `note` after every step, and `end`.
+    is, `note` after every step, and `end`. Of a block that runs twice, the second run is told what the first was,
+    and its own steps are those that later blocks are told.
     """
 
     def __init__(
         self, begins: Beginning, make: Callable[[], Controller], wrap: Callable[[Controller], _Kind]
     ) -> None:
         self._begins, self._make, self._wrap = begins, make, wrap
-        self._seen = LastSteps()  # of this block
-        self._before: list[Observation] = []
-        self._num_runs = 0
+        self._seen = LastSteps()  # of this run
+        self._before: list[Observation] = []  # of blocks before this one
+        self._after: list[Observation] = []  # of this one too, once a run of it has ended
+        self._block: int | None = None
         self._controller = make()
         self.planner = wrap(self._controller)
         self.num_steps = 0  # that it has planned in earlier blocks
 
-    def begin(self) -> _Kind:
-        """The planner of the next run of a block."""
-        if self._begins != "kept" and self._num_runs:
+    def begin(self, block: int) -> _Kind:
+        """The planner of the next run, which is of this block."""
+        is_first = self._block is None
+        if block != self._block:
+            self._before, self._block = self._after, block
+        self._seen.clear()
+        if self._begins != "kept" and not is_first:
             self._controller, self.num_steps = self._make(), 0
             self.planner = self._wrap(self._controller)
         return self.planner
@@ -54,7 +60,5 @@ class ArmPlanner(Generic[_Kind]):
 
     def end(self, num_steps: int) -> None:
         """The run has ended; its planner has planned so many steps by now."""
-        self._num_runs += 1
-        self._before = self._seen.after(self._before, f"run-{self._num_runs}")
-        self._seen.clear()
+        self._after = self._seen.after(self._before, f"block-{self._block}")
         self.num_steps = num_steps

@@ -96,7 +96,7 @@ class LiveRunner:
         )
         gc.collect()
         planner = self._planners[arm]
-        with self._engine(self._arms[arm], planner.begin(), items) as engine:
+        with self._engine(self._arms[arm], planner.begin(block), items) as engine:
             planner.tell()
             engine.stats.steps = planner.num_steps
             peak = PeakMemory(self._models.target.device)

@@ -55,7 +55,7 @@ class TraceRunner:
     def run_block(self, arm: str, block: int, *, start_seconds: float) -> tuple[RunRecord, Outputs]:
         """Simulate the block's requests under an arm; there are no texts."""
         known = self._planners[arm]
-        planner = known.begin()
+        planner = known.begin(block)
         settings = self._settings_of(self._arms[arm])
         simulation = Simulation(self._workload(block), planner, self._times, settings)
         known.tell()

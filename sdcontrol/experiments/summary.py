@@ -33,11 +33,16 @@ __all__ = ["summarise"]
 _MOST_DIFFERENCES = 20
 _FIXED = ("off", "static")  # policies that learn nothing
 _BEGINNINGS: Mapping[Beginning, str] = {
-    "kept": "the controller learns on from block to block, as one that stays in service does; after an "
-    "interruption it begins anew.",
-    "cold": "a new controller in every block, which knows nothing when it begins.",
-    "warm": "a new controller in every block, told what the last steps of this arm's earlier blocks came to; "
-    "after an interruption those begin anew.",
+    "kept": "the controller learns on from block to block, as one that stays in service does",
+    "cold": "a new controller in every block, which knows nothing when it begins",
+    "warm": "a new controller in every block, told what the last steps of this arm's earlier blocks came to",
+}
+_RESUMED: Mapping[
+    Beginning, str
+] = {  # live: simulated blocks are run again, and all is known again
+    "kept": "; after an interruption it begins anew",
+    "cold": "",
+    "warm": "; after an interruption those begin anew",
 }
 
 
@@ -257,7 +262,8 @@ def _notes(experiment: Experiment, num_blocks: int) -> tuple[str, ...]:
             arm.name for arm in experiment.arms if _is_adaptive(arm) and arm.controller == begins
         ]
         if names:
-            notes.append(f"{', '.join(names)}: {what}")
+            resumed = _RESUMED[begins] if experiment.backend == "live" else ""
+            notes.append(f"{', '.join(names)}: {what}{resumed}.")
     if experiment.workload.sampling.temperature and any(
         arm.verification == "rejection" for arm in experiment.arms
     ):
