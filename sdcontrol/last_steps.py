@@ -4,7 +4,7 @@ Knows observations; nothing of files, nor of whoever observes.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sdcontrol.core import Observation
@@ -24,6 +24,9 @@ class LastSteps:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def __iter__(self) -> Iterator[Observation]:
+        return iter(self._steps)
 
     def note(self, observation: Observation) -> None:
         """Keep what came of a step."""
@@ -56,14 +59,17 @@ def last_of(steps: Sequence[Observation]) -> list[Observation]:
 
 
 def renamed(steps: Iterable[Observation], run: str) -> list[Observation]:
-    """Their requests numbered under the name of their run, so that those of other runs are others."""
+    """Their requests numbered under the name of their run, so that those of other runs are others.
+
+    Without faults, whose words may name requests, and of which nothing is learnt.
+    """
     numbers: dict[str, str] = {}
     found: list[Observation] = []
     for one in steps:
         for request in one.view.requests:
             numbers.setdefault(request.id, f"{run}-{len(numbers)}")
         requests = tuple([replace(r, id=numbers[r.id]) for r in one.view.requests])
-        found.append(replace(one, view=replace(one.view, requests=requests)))
+        found.append(replace(one, view=replace(one.view, requests=requests), faults=()))
     return found
 
 

@@ -1,14 +1,24 @@
-"""Files that are there in full, or as they were before.
+"""Files that are there in full, or as they were before, and folders in which one writes at a time.
 
 Knows bytes; nothing of what they mean.
 """
 
 import os
 import shutil
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["write_whole"]
+try:
+    import fcntl
+except ImportError:  # a system without it: nobody waits
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["alone_in", "write_whole"]
+
+_MOST_WAIT_SECONDS = 30.0  # for others that are in a folder
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -44,3 +54,37 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process or thread is in here for `folder`, so that what is read is what is replaced.
+
+    Half a minute at most, and not at all where a folder cannot be locked: then as if nobody were there.
+    """
+    handle = _opened(folder)
+    try:
+        if handle is not None:
+            _wait_for(handle)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)  # and what was locked by it is free
+
+
+def _opened(folder: Path) -> int | None:
+    try:
+        return os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+
+
+def _wait_for(handle: int) -> None:
+    until = time.monotonic() + _MOST_WAIT_SECONDS
+    while fcntl is not None and time.monotonic() < until:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:  # a file system that knows no locks
+            return None

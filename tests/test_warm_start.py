@@ -1,7 +1,11 @@
 """What a run taught is there in the next one: kept, found, told, and refused where it does not fit."""
 
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from sdcontrol.integrations.warm_start import _middle
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.replay import replay_exactly
 from sdcontrol.traces.warm_start import WarmStart
+from sdcontrol.whole_files import write_whole
 from tests.engine_support import noised, random_prompt, tiny_model
 from tests.simulate_support import TIMES, drawn_workload, finished
 from tests.trace_support import plain_step, view_of
@@ -166,6 +171,65 @@ def test_two_runs_at_a_time_are_both_kept(tmp_path: Path) -> None:
     assert found == [plain_step(number).observation.timing for number in (0, 2, 1, 3, 7)]
 
 
+def test_many_that_end_at_once_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None writes what it read before another wrote."""
+    runs = [WarmStart(tmp_path, SETTING) for _ in range(4)]
+    for number, one in enumerate(runs):
+        one.note(plain_step(number).observation)
+    together = threading.Barrier(len(runs), timeout=1.0)
+
+    def write_late(path: Path, content: bytes) -> None:
+        with suppress(threading.BrokenBarrierError):
+            together.wait()  # until all have read, if they may
+        write_whole(path, content)
+
+    monkeypatch.setattr("sdcontrol.traces.warm_start.write_whole", write_late)
+    in_threads(*[one.save for one in runs])
+    assert len(WarmStart(tmp_path, SETTING).recall()) == len(runs)
+
+
+def in_threads(*calls: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_what_is_noted_while_it_is_saved_is_kept_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, one = WarmStart(tmp_path, SETTING), plain_step(0).observation
+    made.note(one)
+    is_full = [True, False]
+
+    def write_slowly(path: Path, content: bytes) -> None:
+        in_threads(lambda: made.note(one))
+        if is_full.pop(0):
+            raise OSError(28, "No space left on device", str(path))
+        write_whole(path, content)
+
+    monkeypatch.setattr("sdcontrol.traces.warm_start.write_whole", write_slowly)
+    with capture_logs() as logs:
+        made.save()
+    assert [said["event"] for said in logs] == ["warm_start_not_kept"]
+    made.save()
+    assert len(made.recall()) == 2
+    monkeypatch.undo()
+    made.save()
+    assert len(made.recall()) == 3
+
+
+def test_no_words_of_faults_are_kept(tmp_path: Path) -> None:
+    """They may name requests, or quote what a policy was given."""
+    path = kept(tmp_path, [replace(plain_step(0).observation, faults=("plan_raised: Jane",))]).path
+    assert b"Jane" not in path.read_bytes()
+    (found,) = WarmStart(tmp_path, SETTING).recall()
+    assert found.faults == ()
+
+
 def test_only_the_last_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [plain_step(number).observation for number in range(12)]
     monkeypatch.setattr(last_steps, "MOST_STEPS", 5)
@@ -218,8 +282,47 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, damag
 
 def test_where_there_can_be_no_folder_it_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"warm_start=.*file.*; give a folder"):
-        WarmStart(tmp_path / "file", SETTING)
+    for folder in (str(tmp_path / "file"), "~nobody-of-that-name/x", "no\0path"):
+        with pytest.raises(ConfigError, match=r"warm_start=.*; give a folder"):
+            WarmStart(folder, SETTING)
+
+
+def test_a_folder_stays_where_it_is_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = WarmStart("kept", SETTING)
+    made.note(plain_step(0).observation)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    made.save()
+    assert made.path.parent == tmp_path / "kept"
+    assert len(WarmStart(tmp_path / "kept", SETTING).recall()) == 1
+
+
+def test_a_file_that_may_not_be_read_is_as_good_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = kept(tmp_path, observed()[:3])
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(made.path))
+
+    monkeypatch.setattr("sdcontrol.traces.parts.pq.ParquetFile", refused)
+    monkeypatch.setattr(os, "stat", refused)  # a folder that may not be entered
+    with capture_logs() as logs:
+        assert made.recall() == []
+    assert [one["event"] for one in logs] == ["warm_start_not_read"]
+    assert "Permission denied" in logs[0]["reason"]
+
+
+@pytest.mark.parametrize("reason", [None, "\udcff"])
+def test_what_no_column_takes_is_said_and_not_raised(tmp_path: Path, reason: str) -> None:
+    made, one = WarmStart(tmp_path, SETTING), plain_step(0).observation
+    made.note(replace(one, plan=replace(one.plan, reason=reason)))
+    with capture_logs() as logs:
+        made.save()
+    assert [one["event"] for one in logs] == ["warm_start_not_kept"]
 
 
 def test_where_nothing_can_be_written_it_is_said_and_the_run_has_ended_all_the_same(

@@ -2,13 +2,18 @@
 
 import os
 import resource
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sdcontrol import whole_files
 from sdcontrol.cli import main
-from sdcontrol.whole_files import write_whole
+from sdcontrol.whole_files import alone_in, write_whole
 
 
 @pytest.fixture
@@ -53,3 +58,45 @@ def test_a_file_keeps_its_mode_and_a_link_its_target(tmp_path: Path) -> None:
     assert path.read_bytes() == b"through the link"
     write_whole(Path(os.devnull), b"x")
     assert Path(os.devnull).is_char_device()
+
+
+def test_who_writes_what_was_read_waits_for_others(tmp_path: Path) -> None:
+    """Threads of this process, and another process."""
+    path = tmp_path / "count"
+    path.write_text("0")
+
+    def one_more() -> None:
+        with alone_in(tmp_path):
+            count = int(path.read_text())
+            time.sleep(0.05)
+            path.write_text(str(count + 1))
+
+    script = (
+        "import pathlib, sys\n"
+        "from sdcontrol.whole_files import alone_in\n"
+        "with alone_in(pathlib.Path(sys.argv[1])):\n"
+        "    print('in', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "    pathlib.Path(sys.argv[1], 'count').write_text('10')\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"in\n"
+        threads = [threading.Thread(target=one_more) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.2)
+        assert path.read_text() == "0"  # nobody else is in
+        other.communicate()
+    for thread in threads:
+        thread.join()
+    assert path.read_text() == "13"
+
+
+def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one that is stopped amid it, or where there is nothing to be locked."""
+    monkeypatch.setattr(whole_files, "_MOST_WAIT_SECONDS", 0.05)
+    started = time.monotonic()
+    with alone_in(tmp_path), alone_in(tmp_path), alone_in(tmp_path / "none"):
+        assert 0.05 <= time.monotonic() - started < 5.0
