@@ -235,10 +235,13 @@ class Controller:
         For requests of the same models on the same machine, whose ids this run does not use. What waits to be
         learnt waits no longer, and no choice stands. Raises as `observe` does.
         """
+        is_trusted = not self.is_quarantined
         for observation in observations:
             self.observe(replace(observation, faults=()))
         for one in self._lessons.finish():
             self._update_policy(one)
+        if is_trusted:  # also one whose `update` expects steps that it planned itself
+            self.reset()
 
     def _may_stand(self, observation: Observation) -> bool:
         """Whether the policy lets what it chose stand for other steps."""

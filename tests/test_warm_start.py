@@ -16,9 +16,12 @@ from structlog.testing import capture_logs
 
 from benchmarks.simulated_regret import closed_rate
 from sdcontrol import Controller, SpeculativeDecoder, last_steps
-from sdcontrol.core import BatchView, Observation
+from sdcontrol.core import BatchView, Belief, Observation, Plan
+from sdcontrol.engine.drafters.draft_model import DraftModelDrafter
 from sdcontrol.errors import ConfigError, ObservationError, TraceError
+from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.integrations.warm_start import _middle
+from sdcontrol.policies import Policy
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.replay import replay_exactly
 from sdcontrol.traces.warm_start import WarmStart
@@ -104,6 +107,39 @@ def test_faults_of_an_earlier_run_are_not_held_against_the_policy() -> None:
     for one in steps:
         saw.observe(one)
     assert saw.is_quarantined
+
+
+class Own(Policy):
+    """A policy that expects to be told of the steps that it planned, and of no others."""
+
+    uses_belief = False
+
+    def __init__(self) -> None:
+        self.planned: set[int] = set()
+
+    def plan(self, view: BatchView, belief: Belief) -> Plan:
+        self.planned.add(view.step)
+        return Plan.uniform(view, "ngram", 1)
+
+    def update(self, observation: Observation) -> None:
+        self.planned.remove(observation.view.step)
+
+    def clone(self) -> "Own":
+        return Own()
+
+
+def test_a_policy_that_makes_nothing_of_earlier_steps_is_trusted_in_this_run() -> None:
+    steps, controller = observed(), Controller(Own(), clock=None)
+    controller.warm_start(steps)
+    assert controller.faults["update_raised"] > 0
+    assert not controller.is_quarantined
+    assert controller.take_faults() == ()
+    assert not controller.plan(view_of(0)).is_off
+    late = Controller(Own(), clock=None)
+    for one in steps:
+        late.observe(one)
+    late.warm_start(steps)
+    assert late.is_quarantined  # as it was before
 
 
 def test_what_cannot_have_come_about_is_refused() -> None:
@@ -381,6 +417,8 @@ def test_of_another_checkpoint_of_the_same_shape_nothing_is_known(tmp_path: Path
     decoded(tmp_path, drafters=[draft])
     assert decoded(tmp_path, drafters=[draft])[0] > 0
     assert decoded(tmp_path, drafters=[noised(draft)])[0] == 0
+    assert decoded(tmp_path, drafters=[DraftModelDrafter(draft)])[0] > 0
+    assert decoded(tmp_path, drafters=[DraftModelDrafter(noised(noised(draft)))])[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -400,6 +438,27 @@ def test_a_planner_that_is_no_controller_has_no_warm_start(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="Off is none; leave warm_start out"):
         decoded(tmp_path / "kept", policy=Off(), record=tmp_path / "trace")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_controller_that_has_begun_is_told_nothing(tmp_path: Path) -> None:
+    controller = Controller("goodput")
+    assert decoded(tmp_path, policy=controller)[0] == 0
+    steps = controller.num_observed
+    assert decoded(tmp_path, policy=controller)[0] == steps  # which it saw itself
+    assert decoded(tmp_path)[0] == controller.num_observed == 2 * steps
+
+
+def test_estimators_that_fail_go_without(tmp_path: Path) -> None:
+    class Failing(AcceptanceEstimator):
+        def update(self, observation: Observation) -> None:
+            raise RuntimeError("no")
+
+    _, text = decoded(tmp_path)
+    with capture_logs() as logs:
+        _, again = decoded(tmp_path, policy=Controller("goodput", acceptance=Failing()))
+    assert text == again
+    (said,) = [one for one in logs if one["event"] == "warm_start_not_learnt"]
+    assert said["reason"] == "RuntimeError('no')"
 
 
 def test_a_recording_says_what_was_known_before(tmp_path: Path) -> None:

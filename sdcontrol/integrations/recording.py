@@ -15,9 +15,12 @@ from transformers import PreTrainedModel
 from sdcontrol.core import Planner
 from sdcontrol.engine.backends import device_name
 from sdcontrol.engine.coupled import CoupledVerifier
+from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpecs, named_drafters
+from sdcontrol.engine.drafters.draft_model import DraftModelDrafter
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request
+from sdcontrol.engine.runner import unwrap
 from sdcontrol.engine.verify import Verifier, verifier_of
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.shapes import ModelShape, from_config
@@ -127,8 +130,10 @@ def models_of(engine: Engine, drafters: DrafterSpecs) -> dict[str, PreTrainedMod
     """By role: the target and whatever drafts."""
     models = {"target": engine.model}
     for name, spec in named_drafters(drafters):
-        if isinstance(spec, PreTrainedModel):
-            models[name or "draft_model"] = spec
+        if isinstance(spec, DraftModelDrafter):
+            models[spec.name] = spec.model
+        elif not isinstance(spec, (str, Drafter)):
+            models[name or "draft_model"] = unwrap(spec)
     return models
 
 

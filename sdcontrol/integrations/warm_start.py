@@ -12,18 +12,22 @@ from pydantic import JsonValue
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sdcontrol.core import Planner
+from sdcontrol.controller import Controller
+from sdcontrol.core import Observation, Planner
 from sdcontrol.engine.drafters.build import DrafterSpecs
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
 from sdcontrol.extras import needed
 from sdcontrol.integrations.recording import facts_of_run, models_of
+from sdcontrol.interrupts import raise_interrupt
+from sdcontrol.logs import EventLog
 
 if TYPE_CHECKING:
     from sdcontrol.traces.warm_start import WarmStart
 
 __all__ = ["check_warm_start", "keep", "warm_start_of"]
 
+_log = EventLog(__name__)
 _SAME = {"models", "hardware", "drafters", "verification"}  # of a run's facts
 
 
@@ -48,6 +52,7 @@ def warm_start_of(
 ) -> "WarmStart | None":
     """Tell the controller behind `planner` what earlier runs like this one observed; None without a folder.
 
+    One that has observed steps already, of another decoder or told by its owner, has begun, and is told nothing.
     Written when the process ends, if it was not before.
     """
     if folder is None:
@@ -57,8 +62,8 @@ def warm_start_of(
 
     kept = WarmStart(folder, _setting(engine, drafters))
     controller = controller_in(planner)
-    if controller is not None:
-        controller.warm_start(kept.recall())
+    if controller is not None and not controller.num_observed:
+        _tell(controller, kept.recall())
     atexit.register(kept.save)  # for those who forget to close
     return kept
 
@@ -68,6 +73,15 @@ def keep(kept: "WarmStart | None") -> None:
     if kept is not None:
         kept.save()
         atexit.unregister(kept.save)
+
+
+def _tell(controller: Controller, steps: list[Observation]) -> None:
+    """What estimators of a user's own make of steps may fail, as it may in any step: then the rest is left out."""
+    try:
+        controller.warm_start(steps)
+    except Exception as error:
+        raise_interrupt(error)
+        _log.warning("warm_start_not_learnt", reason=repr(error), remedy="the rest is left out")
 
 
 def _setting(engine: Engine, drafters: DrafterSpecs) -> dict[str, JsonValue]:

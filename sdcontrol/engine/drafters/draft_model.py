@@ -37,7 +37,7 @@ class DraftModelDrafter(ModelDrafter):
 
     def __init__(self, model: object, *, name: str = "draft_model") -> None:
         self.name = name
-        self._model: PreTrainedModel = unwrap(model)
+        self.model: PreTrainedModel = unwrap(model)
         self._offer_of: dict[int, Mapping[str, Hint]] = {}  # by lag
         self._cached: dict[str, int] = {}  # tokens in our cache; absent: ask the blocks
         self._written: dict[str, int] = {}  # this step's drafts in our cache
@@ -45,7 +45,7 @@ class DraftModelDrafter(ModelDrafter):
 
     def attach(self, host: DraftHost) -> None:
         """Join an engine on the same device, with a vocabulary that differs in padding only."""
-        runner = ModelRunner(self._model, host.config.attention_backend)
+        runner = ModelRunner(self.model, host.config.attention_backend)
         ours, theirs = runner.vocab_size, host.target.vocab_size
         if min(ours, theirs) < _LEAST_SHARED_VOCABULARY * max(ours, theirs):
             raise ConfigError(
@@ -59,7 +59,7 @@ class DraftModelDrafter(ModelDrafter):
             )
         self._runner = runner
         self._vocab_size = theirs
-        self._position_limit = most_tokens(self._model)
+        self._position_limit = most_tokens(self.model)
         self._host = host
         host.runners[self.name] = runner
 
