@@ -37,9 +37,7 @@ _BEGINNINGS: Mapping[Beginning, str] = {
     "cold": "a new controller in every block, which knows nothing when it begins",
     "warm": "a new controller in every block, told what the last steps of this arm's earlier blocks came to",
 }
-_RESUMED: Mapping[
-    Beginning, str
-] = {  # live: simulated blocks are run again, and all is known again
+_RESUMED: Mapping[Beginning, str] = {  # live; simulated blocks are run again
     "kept": "; after an interruption it begins anew",
     "cold": "",
     "warm": "; after an interruption those begin anew",
