@@ -1275,7 +1275,8 @@ def assert_facts_are_complete(part: int, facts: list[dict[str, object]]) -> None
     assert facts
     assert all(each["is_compiling"] is is_compiling for each in facts)
     if part == 4:
-        assert all(each["attention"] == "sdpa" for each in facts)
+        paged = "paged|sdpa"  # as `generate_batch` calls its own in transformers 5.17
+        assert {each["attention"] for each in facts} in ({"sdpa"}, {"sdpa", paged})
     if part not in {0, 3}:
         assert all("graphs" in each for each in facts), "whether forwards had graphs"
     if part in {5, 6}:
