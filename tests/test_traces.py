@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import BatchView, Observation, Plan, Timing
+from sdcontrol.core import BatchView, Choice, Confidence, Observation, Plan, Timing
 from sdcontrol.errors import ObservationError, TraceError
 from sdcontrol.estimators.shapes import SHAPES
+from sdcontrol.traces import header as header_module
+from sdcontrol.traces import parts as parts_module
 from sdcontrol.traces import writer as writer_module
 from sdcontrol.traces.header import read_header, write_header
 from sdcontrol.traces.parts import digest_of
@@ -284,6 +286,25 @@ def test_a_forked_process_leaves_the_trace_to_its_parent(tmp_path: Path) -> None
     assert [step.observation.view.step for step in trace.steps()] == [0, 1]
 
 
+_FORGOTTEN = """
+from sdcontrol.controller import Controller
+from sdcontrol.traces.recorder import Recorder
+from tests.trace_support import decode
+
+recorder = Recorder(Controller("off"), {path!r})
+decode(recorder, 3, batch=2)
+"""
+
+
+def test_requests_of_a_recorder_that_was_not_closed_are_in_its_trace(tmp_path: Path) -> None:
+    """The trace is finished at the end of the process, with requests that had not ended."""
+    script = _FORGOTTEN.format(path=str(tmp_path / "t"))
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent.parent)
+    trace = Trace(tmp_path / "t")
+    assert not trace.cut
+    assert {request.id for request in trace.requests()} == {"r0", "r1"}
+
+
 # ---- the recorder
 
 
@@ -381,6 +402,95 @@ def test_step_is_recorded_though_its_planner_raised(tmp_path: Path) -> None:
     (back,) = Trace(tmp_path / "t").steps()
     assert back.observation == step.observation
     assert back.planned is None
+
+
+class _Wrong:
+    """A planner of someone's own: plans for two requests, whoever decodes, and shortens them."""
+
+    def plan(self, view: BatchView) -> Plan:
+        return Plan((Choice.of("ngram", 2),) * 2)
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        return Plan((Choice.of("ngram", 1),) * 2)
+
+    def observe(self, observation: Observation) -> None:
+        """Learns nothing."""
+
+
+@pytest.mark.parametrize("is_refined", [False, True])
+def test_a_plan_for_other_requests_than_decode_ends_no_recording(
+    tmp_path: Path, is_refined: bool
+) -> None:
+    """Some were cancelled meanwhile, or the planner was wrong and the loop went on without its plan."""
+    written = [plain_step(number, 2 if number == 3 else 3) for number in range(6)]
+    with Recorder(_Wrong(), tmp_path / "t") as recorder:
+        for step in written:
+            view = step.observation.view
+            plan = recorder.plan(view)
+            if is_refined:
+                recorder.refine(view, plan, ((), ()))
+            recorder.observe(step.observation)
+    steps = list(Trace(tmp_path / "t").steps())
+    assert [step.observation for step in steps] == [step.observation for step in written]
+    assert [step.planned is not None for step in steps] == [number == 3 for number in range(6)]
+    assert [len(step.refinements) for step in steps] == [is_refined * (n == 3) for n in range(6)]
+
+
+def test_a_header_that_cannot_be_written_ends_the_recording_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine says later than the recording begins to what it pads forwards."""
+    recorder = Recorder(Controller("goodput", clock=None), tmp_path / "t")
+    decode(recorder, 10)
+    monkeypatch.setattr(header_module, "replace_file", _no_space)
+    with capture_logs() as logs:
+        recorder.pad_to((8, 16))
+        recorder.describe(TraceFacts(note="x"))
+    assert {log["event"] for log in logs} == {"recording_stopped"}
+    assert len(decode(recorder, 10)) == 10
+    with pytest.raises(TraceError, match="no space"):
+        recorder.close()
+    assert Trace(tmp_path / "t").cut
+    with pytest.raises(TraceError, match="no space"):
+        TraceWriter(tmp_path / "other")
+
+
+def test_a_closed_trace_that_is_described_keeps_what_was_added_to_it(tmp_path: Path) -> None:
+    recorder = Recorder(Controller("off"), tmp_path / "t")
+    recorder.close()
+    (tmp_path / "t" / "table.bin").write_bytes(b"table")
+    add_file(tmp_path / "t", "table.bin")
+    recorder.describe(TraceFacts(verification="coupled"))
+    header = Trace(tmp_path / "t").header
+    assert header.verification == "coupled"
+    assert "table.bin" in header.files
+    assert header.is_complete
+
+
+def test_whatever_is_recorded_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of 4096 requests would be larger than any that is read where their prompts are long."""
+    monkeypatch.setattr(parts_module, "_MOST_VALUES_PER_COLUMN", 1500)
+    monkeypatch.setattr(writer_module, "_BYTES_PER_GROUP", 1000)
+    prompt = tuple(range(1000))
+    with TraceWriter(tmp_path / "t", steps_per_part=1) as writer:
+        for number in range(3):
+            record = RequestRecord(f"r{number}", float(number), 1000, 0, prompt_ids=prompt)
+            writer._write_parts([], [record])  # as the thread does, part by part
+    assert [request.prompt_ids for request in Trace(tmp_path / "t").requests()] == [prompt] * 3
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf])
+def test_steps_that_nobody_measured_have_their_place_in_time(
+    tmp_path: Path, seconds: float
+) -> None:
+    now = [1.0]
+    with Recorder(Controller("off"), tmp_path / "t", clock=lambda: now[0]) as recorder:
+        for number in range(3):
+            now[0] += 1.0
+            timing = Timing({}, seconds if number == 1 else 0.25)
+            recorder.observe(replace(plain_step(number).observation, timing=timing))
+    starts = [step.start_seconds for step in Trace(tmp_path / "t").steps()]
+    assert starts == [0.75, 2.0, 2.75]
 
 
 def test_discarded_trace_leaves_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ observed; a recording says how much had been observed. Knows plans, observations
 planners or files.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from sdcontrol.core import BatchView, Confidence, Observation, Plan
@@ -55,6 +56,7 @@ class Decisions:
         self._open = {number: kept for number, kept in self._open.items() if number > step}
         overlaps = decision.seen_steps < place or bool(self._open)
         total = observation.timing.total_seconds
+        total = total if math.isfinite(total) else 0.0  # of who measures nothing
         start = seconds - total
         if overlaps:
             start = min(start, max(decision.seconds, self._end_seconds))
@@ -64,7 +66,7 @@ class Decisions:
         start = max(start, self._start_seconds)
         self._num_observed = place + 1
         self._start_seconds, self._end_seconds = start, start + total
-        if _was_for_more(decision, observation):
+        if not _fits(decision, observation):
             decision = _Decision(seen_steps=place)
         return RecordedStep(
             observation=observation,
@@ -76,10 +78,13 @@ class Decisions:
         )
 
 
-def _was_for_more(decision: _Decision, observation: Observation) -> bool:
-    """Whether requests ended after the step had been planned without drafts: nobody planned for the rest."""
-    plan = decision.plan
-    return plan is not None and plan.is_off and len(plan.choices) > len(observation.view.requests)
+def _fits(decision: _Decision, observation: Observation) -> bool:
+    """Whether it is of as many requests; else some ended since, or the planner was wrong: nobody planned for these."""
+    plan, calls = decision.plan, decision.refinements
+    answers = [] if plan is None else [plan.choices]
+    tokens = [row for call in calls for row in (call.given_tokens, call.kept_tokens)]
+    num_requests = len(observation.view.requests)
+    return all(len(row) == num_requests for row in (*answers, *tokens))
 
 
 def _tokens(plan: Plan) -> tuple[int, ...]:

@@ -22,10 +22,14 @@ _MOST_BYTES = 1 << 24
 
 
 def write_header(folder: Path, header: TraceHeader) -> None:
-    """Write `trace.json` at once: it is the old one or the new one."""
+    """Write `trace.json` at once: it is the old one or the new one. Raises `TraceError`."""
     fields = header.model_dump(mode="json")
     text = json.dumps({**fields, _DIGEST: _digest(fields)}, indent=1, allow_nan=False)
-    replace_file(folder / HEADER, (text + "\n").encode())
+    path = folder / HEADER
+    try:
+        replace_file(path, (text + "\n").encode())
+    except OSError as error:
+        raise TraceError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def read_header(folder: Path) -> TraceHeader:

@@ -7,6 +7,7 @@ Works around any planner in any decode loop; an engine tells it of requests besi
 engines or tensors. Should writing fail, the run goes on and the trace ends there.
 """
 
+import atexit
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,20 +70,19 @@ class Recorder:
         self._writer = TraceWriter(path, self._facts, keep=files)
         self._keep_token_ids = keep_token_ids
         self._clock, self._origin = clock, clock()
-        self._is_recording = True
-        self._has_begun = False
+        self._is_recording, self._has_begun = True, False
         self._observe_seconds = 0.0  # of the last step
         self._live: dict[str, _Live] = {}
         self._ended: set[str] = set()  # in this step
         self._faults: list[str] = []  # the planner's, until somebody takes them
         self._decisions = Decisions()
+        atexit.register(self.close)  # for those who forget to: before the writer closes itself
 
     def describe(self, facts: TraceFacts) -> None:
         """Say what is run: models, drafters, settings. Policy and controller stay as they are."""
-        self._describe(facts.model_copy(update={"policy": self._facts.policy}))
+        self._try(lambda: self._describe(facts.model_copy(update={"policy": self._facts.policy})))
 
     # the planner
-
     def pad_to(self, token_edges: Sequence[int]) -> None:
         """Tell the planner to what forwards are padded, and keep it: prices depend on it."""
         self._tell("pad_to", token_edges)
@@ -202,7 +202,6 @@ class Recorder:
         return new
 
     # requests: an engine calls these
-
     def request_arrived(
         self,
         request_id: str,
@@ -247,11 +246,13 @@ class Recorder:
             self._write_request(live.record(None, None))
         self._live.clear()
         self._is_recording = False
+        atexit.unregister(self.close)
         self._writer.close()
 
     def discard(self) -> None:
         """Delete the trace: the run never began."""
         self._is_recording = False
+        atexit.unregister(self.close)
         self._writer.discard()
 
     def __enter__(self) -> Self:
@@ -261,7 +262,6 @@ class Recorder:
         self.close()
 
     # writing
-
     def _record(self, observation: Observation, now: float) -> None:
         step = self._decisions.close(observation, now, self._observe_seconds)
         self._note_strangers(observation, step.start_seconds)

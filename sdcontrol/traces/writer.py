@@ -16,7 +16,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +43,9 @@ __all__ = ["PARTS", "TraceWriter", "add_file"]
 PARTS = "parts"
 _TABLES = {"steps": STEPS, "requests": REQUESTS}
 _ROWS_PER_GROUP = 4096  # of the finished tables: larger groups compress better
+_BYTES_PER_GROUP = (
+    1 << 28
+)  # in memory, from which on a group is written; readers take far larger ones
 _PARTS_BEHIND = 4  # that the disk may be behind before `append` waits for it
 
 
@@ -99,10 +102,17 @@ class TraceWriter:
             self._requests.append(record)
 
     def describe(self, facts: TraceFacts) -> None:
-        """Say what is run, where that was not known when the trace began."""
+        """Say what is run, where that was not known when the trace began; of a closed one, too."""
+        self._check_process()
+        if self._is_closing:  # files may have been added since
+            self.header = read_header(self.path)
         update = {name: getattr(facts, name) for name in TraceFacts.model_fields}
         self.header = self.header.model_copy(update=update)
-        write_header(self.path, self.header)
+        try:
+            write_header(self.path, self.header)
+        except TraceError as error:
+            self._failure = error  # what comes after it is not written either
+            raise
 
     def close(self) -> None:
         """Write what is left and finish the trace. Raises `TraceError` where writing failed."""
@@ -144,13 +154,16 @@ class TraceWriter:
 
     def _check_open(self) -> None:
         self._check_written()
+        self._check_process()
+        if self._is_closing:
+            raise TraceError(f"the trace in {self.path} is closed; record into another folder")
+
+    def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise TraceError(
                 f"the trace in {self.path} is the process's that this one was forked of; record into "
                 "another folder"
             )
-        if self._is_closing:
-            raise TraceError(f"the trace in {self.path} is closed; record into another folder")
 
     def _check_written(self) -> None:
         if self._failure is not None:
@@ -211,7 +224,7 @@ class TraceWriter:
                 place = {"trace": trace_id, "table": name, "sequence": part.sequence}
                 file = open_table(part, schema, place=place)
                 waiting.append(file.read().replace_schema_metadata(None))
-                if sum(table.num_rows for table in waiting) >= _ROWS_PER_GROUP:
+                if _make_a_group(waiting):
                     writer.write_table(pa.concat_tables(waiting))
                     waiting = []
             writer.write_table(pa.concat_tables([*waiting, schema.empty_table()]))
@@ -226,6 +239,12 @@ def add_file(folder: Path, name: str, *, rows: int = 0) -> None:
     write_header(folder, header.model_copy(update={"files": {**header.files, name: facts}}))
 
 
+def _make_a_group(tables: Sequence[pa.Table]) -> bool:
+    rows: int = sum(table.num_rows for table in tables)
+    size: int = sum(table.nbytes for table in tables)
+    return rows >= _ROWS_PER_GROUP or size >= _BYTES_PER_GROUP
+
+
 def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -237,8 +256,11 @@ def _make_folder(path: Path) -> None:
 
 
 def _copied(source: Path, target: Path) -> FileFacts:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise TraceError(f"{source} cannot be kept as {target}: {error.strerror}") from error
     return digest_of(target)
 
 
