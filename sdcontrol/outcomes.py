@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sdcontrol.errors import TraceError
 
-__all__ = ["DEPTH", "ArmOutcomes", "DraftConfidence"]
+__all__ = ["DEPTH", "MOST_DEPTH", "ArmOutcomes", "DraftConfidence"]
 
 DEPTH = 16
 """Draft tokens (nodes of a tree) that a table answers for, and that may be chosen for a request in a
@@ -24,7 +24,8 @@ step, unless somebody says otherwise: a what-if replay must know of every draft 
 DraftConfidence = Mapping[str, Mapping[int, tuple[float, ...]]]
 """By arm and output position: the drafter's confidence in each token of a draft made there."""
 
-_MOST_NODES = 32  # bits of a path
+MOST_DEPTH = 32
+"""Draft tokens that any table answers for: a path has so many bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +48,8 @@ class ArmOutcomes:
     depth: int = DEPTH
 
     def __post_init__(self) -> None:
-        if not 1 <= self.depth <= _MOST_NODES:
-            raise TraceError(f"acceptance to a depth of {self.depth}; give 1 to {_MOST_NODES}")
+        if not 1 <= self.depth <= MOST_DEPTH:
+            raise TraceError(f"acceptance to a depth of {self.depth}; give 1 to {MOST_DEPTH}")
         if (self.path is None) != (self.chain_nodes is None):
             raise TraceError("path and chain_nodes go together; give both for trees, else neither")
         for name in ("match_tokens", "max_draft_tokens", "confidence", "path", "chain_nodes"):

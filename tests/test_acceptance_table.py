@@ -360,6 +360,20 @@ def test_a_table_that_was_not_finished_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_table_that_finds_no_space_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    header = TableHeader(arms=ARMS, verification="coupled")
+    with pytest.raises(TraceError, match="no space"):  # noqa: SIM117
+        with AcceptanceTableWriter(tmp_path / TABLE_NAME, header) as table:
+            table.add("a", {ARMS[0]: _drawn(np.random.default_rng(0), 3)})
+    assert list(tmp_path.iterdir()) == []
+
+
 class _Run:
     """A recording of two requests, without a table; the second one opted out."""
 
@@ -494,6 +508,25 @@ def test_a_decoder_adds_the_table_of_its_run_when_it_is_closed(
     result = what_if(trace, "static:draft_model:3", times=TIMES)
     assert result.num_requests == trace.num_requests == 4
     assert 0 < accepted <= result.arms["draft_model"].accepted
+
+
+def test_a_table_goes_as_deep_as_its_recording_may_draft(bundled: _Bundled, tmp_path: Path) -> None:
+    """Else the policy that was recorded could not be replayed."""
+    decoder = SpeculativeDecoder(
+        bundled.target,
+        drafters=["ngram"],
+        policy="static:ngram:24",
+        max_draft_tokens=24,
+        record=tmp_path / "t",
+        acceptance_table=True,
+    )
+    with decoder:
+        list(decoder.stream([bundled.prompts[0]], max_new_tokens=40, do_sample=False))
+    trace = Trace(tmp_path / "t")
+    assert max(max(seen.proposed, default=0) for seen in trace.observations()) > 16
+    times = RecordedTimes.of(trace)
+    assert what_if(trace, "static:ngram:24", times=times).num_steps == trace.num_steps
+    assert times.num_repeated == trace.num_steps
 
 
 def test_a_table_or_token_ids_without_a_recording_or_of_another_verification_are_refused(

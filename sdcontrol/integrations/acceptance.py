@@ -14,6 +14,7 @@ from sdcontrol.engine.drafters.build import DrafterSpecs
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import TraceError
 from sdcontrol.integrations.settings import arms_of
+from sdcontrol.outcomes import DEPTH, MOST_DEPTH
 from sdcontrol.traces.acceptance_table import TABLE_NAME, AcceptanceTableWriter, TableHeader
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.schema import RequestRecord
@@ -42,7 +43,10 @@ def add_acceptance_table(
     _check_is_open(trace)
     _check_are_recorded(trace, requests)
     facts = TableHeader(
-        arms=tuple(arms_of(drafters)), verification="coupled", trace_id=trace.header.trace_id
+        arms=tuple(arms_of(drafters)),
+        verification="coupled",
+        trace_id=trace.header.trace_id,
+        depth=_depth(trace),
     )
     num_rows = 0
     with AcceptanceTableWriter(folder / TABLE_NAME, facts) as table:
@@ -51,12 +55,19 @@ def add_acceptance_table(
             drafters,
             requests,
             config=config,
+            depth=facts.depth,
             allow_trees=trace.header.verification != "rejection",
         ):
             table.add(name, outcomes)
             num_rows += len(outcomes)
             on_request()
     add_file(folder, TABLE_NAME, rows=num_rows)
+
+
+def _depth(trace: Trace) -> int:
+    """As long as drafts of the recorded controller may be, as far as a table goes: replays plan as long ones."""
+    controller = trace.header.controller
+    return DEPTH if controller is None else min(max(DEPTH, controller.max_draft_tokens), MOST_DEPTH)
 
 
 def _check_is_open(trace: Trace) -> None:

@@ -8,6 +8,7 @@ Knows outcomes and files; nothing of how outcomes are computed or used.
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -77,15 +78,13 @@ class AcceptanceTableWriter:
         self._opted_out: list[str] = []
         self._arms = frozenset(header.arms)
         metadata = {_KEY: header.model_dump_json().encode()}
-        try:
+        with self._writing():
             self._file = pq.ParquetWriter(
                 self._partial,
                 _SCHEMA.with_metadata(metadata),
                 compression="zstd",
                 write_page_checksum=True,
             )
-        except OSError as error:
-            raise TraceError(f"{self.path} cannot be written: {error}") from error
 
     def add(self, request_id: str, outcomes: Outcomes) -> None:
         """One request; one without outcomes opted out. Raises `TraceError` for an arm that the header does not name."""
@@ -104,11 +103,16 @@ class AcceptanceTableWriter:
             self._flush()
 
     def close(self) -> None:
-        """Finish the file and give it its name."""
-        self._flush()
-        self._file.add_key_value_metadata({_OPTED_OUT: json.dumps(self._opted_out)})
-        self._file.close()
-        self._partial.replace(self.path)
+        """Finish the file and give it its name. Raises `TraceError` where that fails, and leaves none."""
+        try:
+            self._flush()
+            with self._writing():
+                self._file.add_key_value_metadata({_OPTED_OUT: json.dumps(self._opted_out)})
+                self._file.close()
+                self._partial.replace(self.path)
+        except TraceError:
+            self._drop()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -122,15 +126,27 @@ class AcceptanceTableWriter:
         if kind is None:
             self.close()
         else:
+            self._drop()
+
+    def _drop(self) -> None:
+        with suppress(OSError, pa.ArrowException):  # of a disk that is full
             self._file.close()
-            self._partial.unlink(missing_ok=True)
+        self._partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise TraceError(f"{self.path} cannot be written: {error}") from error
 
     def _flush(self) -> None:
         if not self._rows:
             return
         columns = {name: [row[name] for row in self._rows] for name in _SCHEMA.names}
         arrays = [pa.array(columns[field.name], type=field.type) for field in _SCHEMA]
-        self._file.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA))
+        with self._writing():
+            self._file.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA))
         self._rows.clear()
 
 
