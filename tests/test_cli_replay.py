@@ -1,10 +1,12 @@
 """`sdcontrol replay`: what it prints, writes and refuses, whatever is replayed."""
 
+import json
 import re
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -13,10 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdcontrol.cli.replay_options import _FORMATS
+from sdcontrol.estimators.hardware import HARDWARE
+from sdcontrol.estimators.roofline import Forward
+from sdcontrol.estimators.shapes import SHAPES
 from sdcontrol.experiments import parallel
 from sdcontrol.experiments.parallel import Pool
 from sdcontrol.experiments.replay_cells import cells_of, columns_of
-from sdcontrol.experiments.replay_runs import ReplayJob, jobs_of, run_job
+from sdcontrol.experiments.replay_runs import Machine, ReplayJob, jobs_of, run_job
 from sdcontrol.experiments.replay_summary import compare
 from sdcontrol.experiments.sources import FORMATS, Source, format_of, open_source
 from sdcontrol.traces.bundled import bundled_trace
@@ -254,6 +259,28 @@ def test_malformed_rows_are_told_and_an_unknown_format_is_asked_for(
     assert "--format" in err
     options = ["--format", "azure", "--policy", "off"]
     assert command("replay", plain, *H100, *HERE, *options)[0] == 0
+
+
+@pytest.mark.parametrize("as_arrivals", [False, True])
+def test_a_part_of_a_recording_is_replayed_from_its_first_request_on(
+    tmp_path: Path, as_arrivals: bool
+) -> None:
+    """What was before it is no time in which nothing came."""
+    rows = [json.loads(row) for row in good_rows("mooncake", 10)]
+    found = []
+    for name, later in (("whole", 0), ("cut", 3_600_000)):
+        moved = [json.dumps({**row, "timestamp": row["timestamp"] + later}) for row in rows]
+        source = Source(written(tmp_path / name, "mooncake", moved), "mooncake")
+        machine = Machine("linear", target=Forward(SHAPES["llama-3.1-8b"], HARDWARE["H100-SXM"]))
+        job = ReplayJob(source, "off", machine=machine, load=2.0)
+        if as_arrivals:
+            generated = tmp_path / "drawn.yaml"
+            generated.write_text(GENERATED.replace("ARRIVALS", "at_once"), "utf-8")
+            job = replace(job, source=Source(generated, "generated"), arrivals=source)
+        found.append(run_job(job))
+    whole, cut = found
+    assert cut.seconds == pytest.approx(whole.seconds)
+    assert cut.tokens_per_second == pytest.approx(whole.tokens_per_second)
 
 
 @pytest.mark.parametrize("begin", ["\ufeff", "\n \n"])

@@ -83,7 +83,8 @@ def _throughput(result: ReplayResult, edges: FloatArray) -> FloatArray:
 
 
 def _latency(result: ReplayResult, name: str, edges: FloatArray) -> FloatArray:
-    arrivals, values = result.times["arrival_seconds"], 1e3 * result.times[name]
+    times, kept = result.times, result.times.having(name)
+    arrivals, values = times["arrival_seconds"][kept], 1e3 * times[name][kept]
     places = np.clip(np.searchsorted(edges, arrivals, side="right") - 1, 0, _BINS - 1)
     sums, counts = (np.bincount(places, w, minlength=_BINS) for w in (values, None))
     return np.asarray(np.divide(sums, counts, out=np.full(_BINS, math.nan), where=counts > 0))

@@ -15,7 +15,7 @@ from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.machine_profile import read_profile
 from sdcontrol.estimators.roofline import Forward, RooflineCost
 from sdcontrol.experiments.parallel import Pool
-from sdcontrol.experiments.sources import Opened, Source, arrivals_of, open_source
+from sdcontrol.experiments.sources import Opened, Source, arrivals_of, begins_at, open_source
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.traces.fitted_times import FittedTimes
 from sdcontrol.traces.replay_result import ReplayResult
@@ -94,9 +94,10 @@ def run_job(job: ReplayJob) -> ReplayResult:
     """Simulate one run. Raises `TraceError`, `CounterfactualError`, `ConfigError`."""
     source = opened(job.source, job.seed if job.source.format == "generated" else 0)
     workload = source.workload
-    start_seconds = 0.0 if job.arrivals is not None else source.start_seconds / job.load
+    start_seconds = source.start_seconds
     if job.arrivals is not None:
-        workload = workload.with_arrivals_of(_arrivals(job.arrivals))
+        arrivals = _arrivals(job.arrivals)
+        workload, start_seconds = workload.with_arrivals_of(arrivals), begins_at(arrivals)
     if job.num_requests is not None:
         workload = workload.first(job.num_requests)
     if job.load != 1.0:
@@ -110,7 +111,7 @@ def run_job(job: ReplayJob) -> ReplayResult:
         slo=job.slo,
         seed=job.seed + (facts.seed if facts is not None else 0),
         max_draft_tokens=facts.max_draft_tokens if facts is not None else DEPTH,
-        start_seconds=start_seconds,
+        start_seconds=start_seconds / job.load,
     )
 
 

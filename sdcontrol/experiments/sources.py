@@ -38,6 +38,7 @@ __all__ = [
     "Opened",
     "Source",
     "arrivals_of",
+    "begins_at",
     "format_of",
     "ngram_outcomes",
     "open_source",
@@ -107,7 +108,14 @@ def open_source(source: Source, *, seed: int = 0) -> Opened:
         drawn = generated.model_copy(update={"seed": generated.seed + seed})
         return Opened(drawn.workload(), SimulationSettings())
     found = _imported(source)
-    return Opened(found.workload, SimulationSettings(), report=found.report)
+    start = begins_at(found.workload)
+    return Opened(found.workload, SimulationSettings(), start, report=found.report)
+
+
+def begins_at(workload: Workload) -> float:
+    """When its first request comes: a file may begin at any time."""
+    first = next(iter(workload), None)
+    return 0.0 if first is None else first.arrival_seconds
 
 
 def arrivals_of(source: Source) -> Workload:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sdcontrol.core import FloatArray
 from sdcontrol.traces.series import Point
@@ -74,6 +75,10 @@ class RequestTimes:
     def __getitem__(self, name: str) -> FloatArray:
         """One column."""
         return self._columns[name]
+
+    def having(self, name: str) -> NDArray[np.bool_]:
+        """Which requests have such a time: one per further token only where there was any."""
+        return self["output_tokens"] > (1 if name == "tpot_seconds" else 0)
 
     def within(self, slo: SLO) -> FloatArray:
         """1 for each request that kept the limits, else 0."""
@@ -147,8 +152,8 @@ class ReplayResult:
         return Interval(self.tokens_per_busy_second, float(low), float(high))
 
     def latency(self, name: str, quantile: float, *, seed: int = 0) -> Interval:
-        """A quantile of `ttft_seconds`, `tpot_seconds` or `end_to_end_seconds`, over requests."""
-        values = np.sort(self.times[name])
+        """A quantile of `ttft_seconds`, `tpot_seconds` or `end_to_end_seconds`, over requests that have one."""
+        values = np.sort(self.times[name][self.times.having(name)])
         if not len(values):
             return Interval(0.0, 0.0, 0.0)
         generator = np.random.default_rng(seed)
