@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from sdcontrol.controller import Controller
 from sdcontrol.core import Observation, Timing
+from sdcontrol.engine.clock import unmeasured
 from sdcontrol.errors import TraceError
 from sdcontrol.traces.bundled import bundled_trace
 from sdcontrol.traces.fitted_times import FittedTimes, work_of
@@ -155,6 +156,16 @@ def test_a_fit_without_steps_or_without_the_drafter_is_refused() -> None:
     fitted = FittedTimes(planner.observations)
     with pytest.raises(TraceError, match="no step with drafts of 'draft_model'"):
         simulate(drawn_workload(2, 6), "static:draft_model:2", fitted, SMALL)
+
+
+def test_steps_in_which_an_engine_captured_or_compiled_are_left_out() -> None:
+    """It does not tell what their phases took, and later ones take none of that."""
+    seen = recorded_steps(1)
+    slow = [replace(step, timing=unmeasured(Timing({}, 1.0, 1e-4))) for step in seen[:20]]
+    fitted = FittedTimes([*slow, *seen[20:]])
+    assert told_by_measured(fitted, seen[20:]) == pytest.approx(1.0, abs=0.05)
+    with pytest.raises(TraceError, match="0 steps to fit"):
+        FittedTimes(slow)
 
 
 @pytest.mark.parametrize("machine", [_Machine(), _Padding()])

@@ -3,6 +3,7 @@
 Recordings of live runs are in `test_acceptance_table`.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +103,14 @@ def test_steps_that_are_the_same_take_the_recorded_times_in_order(
         work = work_of(step.observation)
         assert times.timing(work) == times.timing(work) == step.observation.timing
     assert times.num_repeated == times.num_steps == len(steps)
+
+
+def test_a_step_that_nobody_measured_takes_a_fitted_time() -> None:
+    """A clock that was not a number would never come to the next arrival."""
+    steps = [_timed(number, 1, math.nan if number == 5 else 0.01) for number in range(12)]
+    times = RecordedTimes(steps)
+    seconds = [times.timing(work_of(step.observation)).total_seconds for step in steps]
+    assert seconds == pytest.approx([0.01] * 12, rel=0.05)
 
 
 def test_steps_that_were_not_recorded_take_fitted_times() -> None:

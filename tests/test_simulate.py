@@ -254,6 +254,22 @@ def test_n_gram_drafts_are_refined_as_in_an_engine(asked: bool, confident: bool)
     assert max(sum(o.proposed) for o in planner.observations) == (1 if asked else 8)
 
 
+def test_a_planner_that_never_refines_is_not_asked_to() -> None:
+    """It says so, as to an engine."""
+    known = {"draft_model": outcomes([True] * 40, "d", with_confidence=True)}
+    workload = Workload.of("one", [SimulatedRequest("a", 0.0, 4, 40, known)])
+
+    class Resolute(DicePlanner):
+        refines = False
+
+        def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+            raise AssertionError("asked")
+
+    planner = Resolute(0)
+    finished(workload, planner)
+    assert any(sum(o.proposed) for o in planner.observations)
+
+
 def test_shared_beginnings_are_computed_once() -> None:
     """Mooncake's kind of ids: one stands for many tokens."""
     contents = np.array([7, 8, 9], dtype=np.int64)
@@ -266,6 +282,39 @@ def test_shared_beginnings_are_computed_once() -> None:
     apart = simulate(Workload.of("apart", alone), "off", TIMES, SMALL)
     assert shared.times["ttft_seconds"][1] < 0.5 * shared.times["ttft_seconds"][0]
     assert apart.times["ttft_seconds"][1] == pytest.approx(apart.times["ttft_seconds"][0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "opts_out"),
+    [
+        ("off", False),
+        ("static:sparse_kv:64:scored:2", True),
+        ("static:sparse_kv:64:scored:2", False),
+    ],
+)
+def test_the_end_of_a_shared_beginning_is_computed_anew_for_who_may_draft_by_its_scores(
+    policy: str, opts_out: bool
+) -> None:
+    """As an engine tells drafters of nobody else."""
+    arm, contents = "sparse_kv:64:scored", np.arange(96)
+    known = {arm: outcomes([True] * 4, "s")}
+    requests = [
+        SimulatedRequest(f"r{n}", 10.0 * n, 96, 4, own, contents=contents)
+        for n, own in enumerate([known, {} if opts_out else known])
+    ]
+    workload = Workload(policy, (arm,), lambda: requests)
+    scored, plain = (
+        simulate(workload, name, TIMES, SMALL.model_copy(update={"drafters": arms}))
+        for name, arms in ((policy, (arm,)), ("off", ()))
+    )
+    found, least = (run.times["ttft_seconds"][1] for run in (scored, plain))
+    assert (found == pytest.approx(least)) == (policy == "off" or opts_out)
+
+
+def test_any_text_will_do_as_an_id() -> None:
+    """JSON may escape half of a pair."""
+    requests = [SimulatedRequest(f"\ud800{n}", 0.0, 40, 9) for n in range(2)]
+    assert simulate(Workload.of("odd", requests), "off", TIMES, SMALL).num_requests == 2
 
 
 def test_requests_that_can_never_run_are_counted_and_said() -> None:
@@ -289,6 +338,22 @@ def test_limits_count_requests_and_load_factors_move_arrivals() -> None:
     assert calm.requests_within_slo > busy.requests_within_slo
     assert calm.latency("ttft_seconds", 0.5).value < busy.latency("ttft_seconds", 0.5).value
     assert float(busy.times["ttft_seconds"].min()) > 0.0
+
+
+def test_requests_of_one_token_have_no_time_per_further_token() -> None:
+    """As in live comparisons, which leave them out of it; they keep any limit."""
+    short = [SimulatedRequest(f"s{n}", 10.0 * n, 4, 1) for n in range(30)]
+    long = [SimulatedRequest(f"l{n}", 10.0 * n + 5.0, 4, 11) for n in range(10)]
+    both = simulate(Workload.of("both", [*short, *long]), "off", TIMES, slo=SLO(tpot_seconds=1e-9))
+    alone = simulate(Workload.of("long", long), "off", TIMES)
+    assert alone.latency("tpot_seconds", 0.5).value > 0.0
+    for quantile in (0.5, 0.9):
+        found, expected = (run.latency("tpot_seconds", quantile).value for run in (both, alone))
+        assert found == pytest.approx(expected)
+    assert both.requests_within_slo == 30
+    few = simulate(Workload.of("short", short), "off", TIMES)
+    assert few.latency("tpot_seconds", 0.5).value == 0.0
+    assert few.latency("ttft_seconds", 0.5).value > 0.0
 
 
 @pytest.mark.parametrize("num_requests", [4, 5, 9])

@@ -48,7 +48,8 @@ class FittedTimes:
     """Step times of the machine and models that were recorded, and of the recorded controller.
 
     `FittedTimes.of(trace)` takes all of it from the trace. `token_edges` are the numbers of tokens
-    that its forwards were padded to, `machine` is what the controller knew of it.
+    that its forwards were padded to, `machine` is what the controller knew of it. Steps whose forward took no
+    time, as an engine says where it also captured a graph or compiled, are left out.
     Raises `TraceError` where there is too little to fit.
     """
 
@@ -66,8 +67,8 @@ class FittedTimes:
         extents: list[tuple[int, int]] = []
         for observation in observations:
             work, timing = work_of(observation), observation.timing
-            if not work.num_tokens:
-                continue
+            if not work.num_tokens or timing.verify_seconds == 0.0:
+                continue  # a step that also captured a graph or compiled does not tell what its phases take
             extents.append(_extent(work))
             verify.append((self._verify_features(work), timing.verify_seconds))
             overhead.append((_overhead_features(work), timing.overhead_seconds))

@@ -5,6 +5,7 @@ work is; where several recorded ones are, they are given in their order, each on
 steps and seconds; nothing of models, machines or policies.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -49,9 +50,11 @@ class RecordedTimes:
         self.cost = self._fitted.cost
         self._waiting: dict[object, deque[_Taken]] = {}
         for step, pause_seconds in zip(recorded, _pauses(recorded), strict=True):
-            facts = _facts(work_of(step.observation))
-            taken = _Taken(step.observation.timing, pause_seconds)
-            self._waiting.setdefault(facts, deque()).append(taken)
+            timing = step.observation.timing
+            if math.isfinite(timing.total_seconds + pause_seconds):  # else nobody measured it
+                facts = _facts(work_of(step.observation))
+                taken = _Taken(timing, pause_seconds)
+                self._waiting.setdefault(facts, deque()).append(taken)
         self.num_steps = len(recorded)
         self.num_repeated = 0  # recorded steps that were simulated
         self._last: tuple[StepWork, _Taken] | None = None

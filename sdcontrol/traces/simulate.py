@@ -164,7 +164,9 @@ class Simulation:
         scheduled = ScheduledRequest(source.id, tokens, tokens + source.most_output_tokens)
         if self.settings.prefix_sharing:
             scheduled.keys = _keys(source, self.settings.block_size)
-        if any(arm.endswith(":scored") for arm in self._drafters):
+        if self._offers and any(
+            a.endswith(":scored") for a in self._drafters if a in source.acceptance
+        ):
             scheduled.recompute_tail_tokens = 2 * self.settings.block_size
         try:
             self._scheduler.submit(scheduled)
@@ -277,7 +279,8 @@ def _keys(source: SimulatedRequest, block_size: int) -> list[bytes]:
     """One for every full block that the text will have; what nobody knows is like nothing else."""
     keys = block_keys(source.token_contents().tolist(), block_size, [])
     num_blocks = (source.prompt_tokens + source.output_tokens) // block_size
-    keys += [f"{source.id}/{index}".encode() for index in range(len(keys), num_blocks)]
+    unknown = (f"{source.id}/{index}" for index in range(len(keys), num_blocks))
+    keys += [key.encode("utf-8", "surrogatepass") for key in unknown]  # JSON may escape half a pair
     return keys
 
 

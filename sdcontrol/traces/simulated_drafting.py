@@ -36,7 +36,8 @@ class SimulatedDrafting:
         self._caches = caches
         self._free = tuple(arm for arm in drafters if family_of(arm) in FREE_FAMILIES)
         policy = getattr(planner, "policy", planner)
-        self._refines = getattr(policy, "refine", None) is not None
+        has_refine = getattr(policy, "refine", None) is not None
+        self._refines = has_refine and getattr(planner, "refines", True)
         by_confidence = getattr(policy, "refines_by_confidence", False)
         self._refines_hinted = getattr(planner, "refines_hinted", not by_confidence)
         self._asks_between = getattr(
