@@ -1,10 +1,13 @@
 """Facts about looking into a trace: its numbers are those of the run, its words name them."""
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sdcontrol.cli.inspect import summary_record
 from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Choice, Observation, Plan, Timing
 from sdcontrol.errors import UnknownName
@@ -84,6 +87,17 @@ def test_summary_in_words_says_what_was_run_and_whether_it_is_whole(tmp_path: Pa
     assert "ngram: chosen" in text
     assert "CUT" not in text
     assert summarise(Trace(tmp_path / "t")).lines()[0].startswith("recorded")
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf])
+def test_times_that_nobody_measured_count_for_nothing(tmp_path: Path, seconds: float) -> None:
+    """The rest is summed up as if they were not there, and can be written as JSON."""
+    steps = [chosen(n, "ngram", 2, 2, seconds if n == 5 else 0.01) for n in range(40)]
+    write_trace(tmp_path / "t", steps)
+    summary = summarise(Trace(tmp_path / "t"))
+    assert summary.seconds["verify"] == pytest.approx(0.39)
+    assert summary.duration_seconds == pytest.approx(39.01)
+    json.dumps(summary_record(summary), allow_nan=False)
 
 
 def test_empty_trace_has_a_summary(tmp_path: Path) -> None:

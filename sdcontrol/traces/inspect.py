@@ -6,6 +6,7 @@ Knows observations; nothing of files, or of what should have been chosen.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -101,8 +102,8 @@ def summarise(trace: Trace) -> TraceSummary:
     regimes, cost, errors = RegimeFinder(trace.num_steps), _cost_of(trace), []
     for step in trace.steps():
         observation = step.observation
-        end = step.start_seconds + observation.timing.total_seconds
-        summary.duration_seconds = max(summary.duration_seconds, end)
+        end = step.start_seconds + _measured(observation.timing.total_seconds)
+        summary.duration_seconds = max(summary.duration_seconds, _measured(end))
         _add(summary, observation)
         regimes.add(summary.num_steps, observation)
         summary.num_steps += 1
@@ -138,7 +139,7 @@ def _add(summary: TraceSummary, observation: Observation) -> None:
     spent["controller"] = timing.controller_seconds
     spent["overhead"] = timing.overhead_seconds
     for phase, seconds in spent.items():
-        summary.seconds[phase] = summary.seconds.get(phase, 0.0) + seconds
+        summary.seconds[phase] = summary.seconds.get(phase, 0.0) + _measured(seconds)
     summary.faults.update(fault.partition(":")[0] for fault in observation.faults)
     summary.emitted_tokens += sum(observation.emitted)
     summary.decoded_requests += len(observation.view.requests)
@@ -148,6 +149,11 @@ def _add(summary: TraceSummary, observation: Observation) -> None:
         summary.choices.setdefault((batch, context), Counter())[_name(choice)] += 1
         if choice.drafter is not None:
             _add_draft(summary.arms.setdefault(choice.drafter, ArmSummary()), observation, row)
+
+
+def _measured(seconds: float) -> float:
+    """0 where nobody measured."""
+    return seconds if math.isfinite(seconds) else 0.0
 
 
 def _add_draft(arm: ArmSummary, observation: Observation, row: int) -> None:

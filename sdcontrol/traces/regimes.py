@@ -3,8 +3,9 @@
 Knows observations only. A run is cut into short windows; neighbours that are alike are joined.
 """
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sdcontrol.core import Observation
 
@@ -64,48 +65,63 @@ class Regime:
         )
 
 
+@dataclass(slots=True)
+class _Window:
+    """Sums over steps that are not a regime yet."""
+
+    first: int
+    steps: int = 0
+    requests: int = 0
+    draft_tokens: int = 0
+    seconds: float = 0.0
+    arms: Counter[str] = field(default_factory=Counter)
+
+    def add(self, observation: Observation) -> None:
+        choices, seconds = observation.plan.choices, observation.timing.total_seconds
+        self.steps += 1
+        self.requests += len(choices)
+        self.draft_tokens += sum([choice.num_draft_tokens for choice in choices])
+        self.seconds += seconds if math.isfinite(seconds) else 0.0
+        self.arms.update([choice.drafter or "off" for choice in choices])
+
+    def regime(self, last: int) -> Regime:
+        return Regime(
+            first=self.first,
+            last=last,
+            arm=self.arms.most_common(1)[0][0],
+            draft_tokens=self.draft_tokens / self.requests,
+            batch_size=self.requests / self.steps,
+            step_seconds=self.seconds / self.steps,
+        )
+
+
 class RegimeFinder:
     """Told every step in order, finds the regimes. `num_steps` sets how long a window is."""
 
     def __init__(self, num_steps: int) -> None:
         self._window_steps = max(_LEAST_STEPS, num_steps // _WINDOWS)
         self._regimes: list[Regime] = []
-        self._window: list[Observation] = []
-        self._first = 0
+        self._window: _Window | None = None
 
     def add(self, place: int, observation: Observation) -> None:
         """The step at `place` of the trace; those without requests count for nothing."""
         if not observation.view.requests:
             return
-        if not self._window:
-            self._first = place
-        self._window.append(observation)
-        if len(self._window) == self._window_steps:
-            self._close(place)
+        self._window = self._window or _Window(place)
+        self._window.add(observation)
+        if self._window.steps == self._window_steps:
+            self._close(self._window.regime(place))
 
     def found(self) -> tuple[Regime, ...]:
         """The regimes of the whole windows so far."""
         return tuple(self._regimes)
 
-    def _close(self, place: int) -> None:
-        regime, self._window = _mean(self._first, place, self._window), []
+    def _close(self, regime: Regime) -> None:
+        self._window = None
         if self._regimes and self._regimes[-1].is_like(regime):
             self._regimes[-1] = self._regimes[-1].joined(regime)
         else:
             self._regimes.append(regime)
-
-
-def _mean(first: int, last: int, window: list[Observation]) -> Regime:
-    choices = [choice for observation in window for choice in observation.plan.choices]
-    arms = Counter(choice.drafter or "off" for choice in choices)
-    return Regime(
-        first=first,
-        last=last,
-        arm=arms.most_common(1)[0][0],
-        draft_tokens=sum(choice.num_draft_tokens for choice in choices) / len(choices),
-        batch_size=len(choices) / len(window),
-        step_seconds=sum(o.timing.total_seconds for o in window) / len(window),
-    )
 
 
 def _are_close(one: float, other: float) -> bool:
