@@ -164,6 +164,7 @@ def test_vllm_outcomes_agree_with_the_text_wherever_they_are_known(
         (response([1], [2], 3, metrics={"speculative_decoding": {}}), "detailed"),
         (response([1], [2], 3, usage={"prompt_tokens": 1}), "completion_tokens"),
         (response([1], [2], 3, id="v5"), "stands in a row above"),
+        (response([1], [2], 3, arrival_seconds=2.5), "another clock"),
     ],
 )
 def test_vllm_responses_that_say_too_little_are_malformed(

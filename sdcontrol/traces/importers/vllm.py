@@ -9,7 +9,7 @@ chunk, with usage) from a server run with `--per-request-spec-decode-metrics det
 
 The format is vLLM's pull request 48915 of 2026 and the documentation of v0.32.0, where it is called
 experimental. A key `arrival_seconds` that a client has added goes before `created`, the server's
-clock in whole seconds.
+clock in whole seconds; all rows have it, or none.
 
     step        first     a=2 of 3            a=3 of 3
     output      t0     |  t1  t2  t3        | t4  t5  t6  t7
@@ -70,6 +70,7 @@ def _since(request: SimulatedRequest, start_seconds: float) -> SimulatedRequest:
 
 def _parser(arm: str) -> Callable[[str, int], SimulatedRequest]:
     seen: set[str] = set()
+    clocks: set[str] = set()  # the first row's
 
     def parse(row: str, line: int) -> SimulatedRequest:
         fields = json_object(row)
@@ -81,14 +82,14 @@ def _parser(arm: str) -> Callable[[str, int], SimulatedRequest]:
         name = name if isinstance(name, str) and name else f"row-{line}"
         if name in seen:
             raise RowError(f"id {name!r} stands in a row above")
+        clock = "arrival_seconds" if "arrival_seconds" in fields else "created"
+        if clocks and clock not in clocks:
+            raise RowError(f"its time is {clock}, by another clock than in the rows above")
+        prompt_tokens = count(usage, "prompt_tokens", least=1)
+        arrival = number(fields, clock)
         seen.add(name)
-        return SimulatedRequest(
-            name,
-            number(fields, "arrival_seconds" if "arrival_seconds" in fields else "created"),
-            count(usage, "prompt_tokens", least=1),
-            output_tokens,
-            {arm: outcomes},
-        )
+        clocks.add(clock)
+        return SimulatedRequest(name, arrival, prompt_tokens, output_tokens, {arm: outcomes})
 
     return parse
 
