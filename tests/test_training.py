@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sdcontrol.cli.train import _lines
-from sdcontrol.core import Observation, Plan, Timing
+from sdcontrol.core import Hint, Observation, Plan, Timing
 from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.training import FEATURES, SITUATION, TrainingReport, learn
 from sdcontrol.policies.learned_features import NUM_FEATURES
@@ -135,6 +135,22 @@ def test_times_may_be_known_of_a_part_of_a_run_only(timed: range) -> None:
     model, report = learn([run])
     assert report.scores.steps == len(timed) - 1
     assert model.cost.verify_seconds(1.0, 0.0, 1) == pytest.approx(1e-3, rel=0.1)
+
+
+@pytest.mark.parametrize("confidence", [math.inf, -math.inf])
+def test_what_a_drafter_says_that_is_no_chance_is_left_out(
+    learnt: tuple[LearnedModel, TrainingReport], confidence: float
+) -> None:
+    """The rest is learnt from."""
+    runs = [seen_run(1, 80), seen_run(2, 80)]
+    for run in runs:
+        for place in range(0, 80, 9):
+            view, hints = run[place].view, {ARM: Hint(confidence=confidence)}
+            requests = tuple(replace(request, hints=hints) for request in view.requests)
+            run[place] = replace(run[place], view=replace(view, requests=requests))
+    model, report = learn(runs)
+    assert ARM in model.acceptance
+    assert 0 < report.scores.outcomes < learnt[1].scores.outcomes
 
 
 def test_runs_of_a_step_each_are_too_short_to_be_judged() -> None:

@@ -117,7 +117,8 @@ def outcomes_of(
             told = features(view, arm, hazards)[r, j]  # a copy: the rest may go
             for (row, _, is_accepted), own, hazard in zip(found, told, hazards[r, j], strict=True):
                 name = number, view.requests[row].id
-                yield arm, Outcome(name, own, float(hazard), is_accepted)
+                if np.isfinite(own).all():  # else a drafter said what no number can be
+                    yield arm, Outcome(name, own, float(hazard), is_accepted)
         estimator.update(observation)
 
 
