@@ -125,6 +125,13 @@ def test_azure_times_are_counted_from_the_first_row(tmp_path: Path) -> None:
     assert (second.prompt_tokens, second.output_tokens) == (396, 109)
 
 
+def test_azure_fields_may_all_be_quoted(tmp_path: Path) -> None:
+    lines = (HEADER + "\n".join(good_rows("azure", 20))).splitlines()
+    path = tmp_path / "quoted.csv"
+    path.write_text("\n".join(",".join(f'"{one}"' for one in line.split(",")) for line in lines))
+    assert read_azure(path).report.num_malformed == 0
+
+
 @pytest.mark.parametrize("row", ["2023-11-16 18:00:00,0,3", "2023-11-16 18:00:00,5,-1", "now,5,5"])
 def test_azure_rows_that_cannot_be_are_malformed(row: str, tmp_path: Path) -> None:
     path = written(tmp_path / "file", "azure", [*good_rows("azure", 100), row])

@@ -39,7 +39,7 @@ def _places(path: Path) -> tuple[int, ...]:
     """Where the columns stand."""
     with opened(path) as file:
         header = file.readline(1 << 16).decode("utf-8-sig", errors="replace").strip()
-    names = [name.strip() for name in header.split(",")]
+    names = [name.strip().strip('"') for name in header.split(",")]  # tools may quote all fields
     if missing := [name for name in _COLUMNS if name not in names]:
         raise TraceError(
             f"{path} has no column {missing} in its first line; give a CSV with {','.join(_COLUMNS)}"
