@@ -16,6 +16,7 @@ from sdcontrol.traces.inspect import summarise
 from sdcontrol.traces.reader import Trace
 from sdcontrol.traces.recorder import Recorder
 from sdcontrol.traces.schema import RecordedStep
+from sdcontrol.traces.writer import TraceWriter
 from tests.trace_support import decode, plain_step, view_of, write_trace
 
 
@@ -87,6 +88,19 @@ def test_summary_in_words_says_what_was_run_and_whether_it_is_whole(tmp_path: Pa
     assert "ngram: chosen" in text
     assert "CUT" not in text
     assert summarise(Trace(tmp_path / "t")).lines()[0].startswith("recorded")
+
+
+def test_a_cut_trace_has_the_speed_of_its_steps(tmp_path: Path) -> None:
+    """Of requests in flight when it was cut there is no record."""
+    writer = TraceWriter(tmp_path / "t")
+    writer._write_parts(
+        [chosen(n, "ngram", 2, 3, 0.5) for n in range(20)], []
+    )  # as the thread does
+    summary = summarise(Trace(tmp_path / "t"))
+    assert summary.cut
+    assert (summary.num_requests, summary.output_tokens) == (0, 0)
+    assert summary.tokens_per_second == pytest.approx(20 * 3 * 2 / 19.5)
+    writer.discard()
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf])

@@ -83,8 +83,9 @@ class TraceSummary:
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens over the whole duration."""
-        return self.output_tokens / self.duration_seconds if self.duration_seconds else 0.0
+        """Output tokens over the whole duration; of a cut trace, which knows no requests in flight, those of its steps."""
+        tokens = max(self.output_tokens, self.emitted_tokens) if self.cut else self.output_tokens
+        return tokens / self.duration_seconds if self.duration_seconds else 0.0
 
     def lines(self) -> list[str]:
         """The summary in words."""
