@@ -1,5 +1,7 @@
 """Facts about exact replay: told the same, a controller decides the same, and else one is told."""
 
+import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -92,6 +94,19 @@ def test_replay_of_a_learned_policy_needs_its_trace_alone(tmp_path: Path, model_
     reasons = {step.planned.reason for step in Trace(tmp_path / "t").steps() if step.planned}
     assert any(reason.startswith("learned") for reason in reasons)
     assert str(tmp_path) not in (tmp_path / "t" / "trace.json").read_text()
+
+
+def test_a_controller_without_a_limit_is_recorded(tmp_path: Path) -> None:
+    """`math.inf` is none, as its own refusal says; the header is JSON all the same."""
+    controller = Controller("goodput", plan_budget_seconds=math.inf)
+    with Recorder(controller, tmp_path / "t") as recorder:
+        decode(recorder, 20)
+    header = (tmp_path / "t" / "trace.json").read_text("utf-8")
+    json.loads(header, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    facts = Trace(tmp_path / "t").header.controller
+    assert facts is not None
+    assert facts.plan_budget_seconds == math.inf
+    assert replay_exactly(tmp_path / "t").is_exact
 
 
 def test_graph_buckets_are_part_of_the_recording(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ looked at first, since a later one may be made otherwise.
 
 import hashlib
 import json
+import math
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -23,7 +24,7 @@ _MOST_BYTES = 1 << 24
 
 def write_header(folder: Path, header: TraceHeader) -> None:
     """Write `trace.json` at once: it is the old one or the new one. Raises `TraceError`."""
-    fields = header.model_dump(mode="json")
+    fields = {name: _plain(value) for name, value in header.model_dump(mode="json").items()}
     text = json.dumps({**fields, _DIGEST: _digest(fields)}, indent=1, allow_nan=False)
     path = folder / HEADER
     try:
@@ -62,6 +63,15 @@ def _checked(path: Path, fields: dict[str, object]) -> TraceHeader:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise TraceError(f"{path}: {where}: {first['msg']}; record again") from error
+
+
+def _plain(value: object) -> object:
+    """As JSON has it: infinity, such as the budget of who sets no limit, as a word, which is read as the number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
 def _digest(fields: dict[str, object]) -> str:
