@@ -345,6 +345,13 @@ def test_requests_are_timed_from_arrival_to_end(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("seed", "kept"), [(2**64 - 5, -5), (2**63, -(2**63)), (7, 7)])
+def test_a_seed_of_64_bits_ends_no_recording(tmp_path: Path, seed: int, kept: int) -> None:
+    with Recorder(Controller("off"), tmp_path / "t") as recorder:
+        recorder.request_arrived("a", prompt=[1], max_new_tokens=9, temperature=1.0, seed=seed)
+    assert [request.seed for request in Trace(tmp_path / "t").requests()] == [kept]
+
+
 def test_token_ids_are_kept_only_where_asked_for(tmp_path: Path) -> None:
     for keep in (False, True):
         path = tmp_path / str(keep)

@@ -219,7 +219,7 @@ class Recorder:
             output_tokens=0,
             temperature=temperature,
             max_new_tokens=max_new_tokens,
-            seed=seed,
+            seed=(seed + 2**63) % 2**64 - 2**63,  # torch's has 64 bits, and no sign
             prompt_ids=tuple(prompt) if self._keep_token_ids else None,
         )
         self._live[request_id] = _Live(record, is_told=True)
