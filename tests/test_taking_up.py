@@ -34,10 +34,15 @@ def view_of(
 
 
 def belief(
-    requests: int, *, accepted: float = 0.7, round_seconds: float = 0.4, looked_up: float = 0.0
+    requests: int,
+    *,
+    accepted: float = 0.7,
+    round_seconds: float = 0.4,
+    looked_up: float = 0.0,
+    per_kv_token: float = 0.0,
 ) -> Belief:
     """One draft token; a plain step of four takes 1.04 s, catching up with a prompt 0.8."""
-    rounds = {"ngram": (0.0, 0.0, 0.0), ARM: (round_seconds, 0.0, 0.0)}
+    rounds = {"ngram": (0.0, 0.0, 0.0), ARM: (round_seconds, 0.0, per_kv_token)}
     cost = DrawnCost("linear", 1.0, 0.01, 1, 0.0, rounds, per_catch_up_token=0.001)
     rates = {"ngram": looked_up, ARM: accepted}
     return Belief({arm: np.full((requests, 1), rate) for arm, rate in rates.items()}, cost)
@@ -119,6 +124,18 @@ def test_it_is_not_asked_where_there_is_no_steady_state_or_no_need() -> None:
     assert not taking_up.looks(view_of(all_of_them, step=33), 1.0)
     assert not taking_up.looks(view_of(all_of_them, caught_up=3), 1.0)
     assert not TakingUp(Stretches()).looks(view_of(all_of_them), 1.0)  # nothing is known of it
+
+
+@pytest.mark.parametrize("per_kv_token", [1e-5, 1e-3])
+def test_short_contexts_beside_a_long_one_pay_for_their_rounds(per_kv_token: float) -> None:
+    """Half of what an average request adds to a round, less what it reads less than that one, were gains: a step
+    was believed to be quicker with drafts of three short ones, or to take no time, which is no plan.
+    """
+    told = {"accepted": 0.05, "round_seconds": 0.2, "per_kv_token": per_kv_token}
+    view, believed = view_of([(100_000, 200), NEW, NEW, NEW]), belief(4, **told)
+    taking_up = TakingUp(proven())
+    look_at(taking_up, view, believed, times=8)
+    assert taking_up.arm == ""
 
 
 def test_runs_of_looked_up_text_are_averaged_out() -> None:

@@ -180,7 +180,9 @@ class TakingUp:
             return problem
         rounds, f = problem.rounds.copy(), problem.family[a]
         rounds[f, 2:] = rounds[f, 1] + _HOPED_SLOPE * (rounds[f, 2:] - rounds[f, 1])
-        return problem._replace(rounds=rounds)
+        # What a request reads beyond the average one is part of that: else short contexts pay less than nothing.
+        share = np.where(problem.family == f, _HOPED_SLOPE, 1.0)
+        return problem._replace(rounds=rounds, reading=share[:, None] * problem.reading)
 
 
 def _late(columns: Columns) -> NDArray[np.bool_]:
