@@ -132,6 +132,15 @@ def test_names_may_be_used_again() -> None:
     assert stretches.horizon[2] == pytest.approx(0.05, abs=0.02)
 
 
+@pytest.mark.parametrize("remaining", [0, -5])
+def test_whoever_drafts_with_nothing_left_to_emit_is_no_error(remaining: int) -> None:
+    """A loop may observe it, whatever was planned; tokens that came are all that could."""
+    stretches = Stretches(64)
+    stretches.update(observed(0, {"r": "draft_model"}, lag=900, remaining=remaining))
+    stretches.update(observed(1, {"other": "draft_model"}, lag=900))
+    assert stretches.horizon[2] == 1.0
+
+
 def test_requests_that_were_caught_up_all_along_say_nothing_of_first_catch_ups() -> None:
     assert shares(Stretches(64), 5, first_lag=8) == 1.0
 

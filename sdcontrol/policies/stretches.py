@@ -184,4 +184,4 @@ class Stretches:
         """Count what a request got, if it ever caught up."""
         use = self._uses.pop(name, None)
         if use is not None:
-            self.share += _RATE * (min(use.tokens / use.possible, 1.0) - self.share)
+            self.share += _RATE * (min(use.tokens / max(use.possible, 1), 1.0) - self.share)
