@@ -48,7 +48,7 @@ def family_of(drafter: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What a drafter knows of a request before it drafts."""
+    """What a drafter knows of a request before it drafts. `ConfigError` for counts that are none."""
 
     max_draft_tokens: int | None = None  # it cannot draft more than this now; None: no limit
     match_tokens: int | None = None  # length of the context match (n-gram)
@@ -56,8 +56,7 @@ class Hint:
     catch_up_tokens: int = 0  # tokens it must compute before its first draft token
 
     def __post_init__(self) -> None:
-        if self.catch_up_tokens is None:
-            refusals.refuse_hint(self)
+        refusals.check_hint(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from operator import index, le
 from typing import TYPE_CHECKING, Never
 
@@ -14,18 +15,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_choices",
+    "check_hint",
     "check_observation",
     "check_request",
     "check_view",
     "refuse_choice",
-    "refuse_hint",
     "whole_tokens",
 ]
 
 _COUNTED = ("drafted", "proposed", "accepted", "emitted")
 _OF_REQUEST = ("context_tokens", "generated_tokens", "remaining_tokens")
 _OF_VIEW = ("step", "free_kv_tokens", "prefill_tokens")
+_OF_HINT = ("max_draft_tokens", "match_tokens", "catch_up_tokens")
 _MOST = 1 << 63  # arrays count to one less
+_MOST_TOKENS = 1 << 53  # of a request: its numbers are read as floats
 _UNKNOWN = (None,)  # hints that are in no dict: they are looked at closely
 
 
@@ -59,14 +62,15 @@ def check_request(one: "RequestView", kind: type["Hint"]) -> None:
     """
     context, generated, remaining = one.context_tokens, one.generated_tokens, one.remaining_tokens
     is_counted = type(context) is type(generated) is type(remaining) is int
-    if is_counted and context + generated + abs(remaining) < _MOST and type(one.drafters) is tuple:
+    is_small = is_counted and context + generated + abs(remaining) < _MOST_TOKENS
+    if is_small and type(one.drafters) is tuple:
         for hint in one.hints.values() if type(one.hints) is dict else _UNKNOWN:
             if type(hint) is not kind:
                 break
         else:
             return
     for name in _OF_REQUEST:
-        _make_whole(one, name, f"{name} of request {one.id!r}")
+        _make_whole(one, name, f"{name} of request {one.id!r}", 53)
     object.__setattr__(one, "drafters", _menu_of(one))
     if {*map(type, one.hints.values())} - {kind}:
         raise ConfigError(
@@ -92,12 +96,12 @@ def check_view(one: "BatchView", kind: type["RequestView"]) -> None:
     object.__setattr__(one, "requests", tuple(one.requests))
 
 
-def _make_whole(one: object, name: str, what: str) -> None:
+def _make_whole(one: object, name: str, what: str, most_bits: int = 63) -> None:
     count = getattr(one, name)
     if not _is_whole(count):
         raise ConfigError(f"{what} is {count!r}; give a whole number, as int(...) makes it")
-    if not -_MOST <= index(count) < _MOST:
-        raise ConfigError(f"{what} is {count}; give less than 2**63")
+    if not -(1 << most_bits) <= index(count) < 1 << most_bits:
+        raise ConfigError(f"{what} is {count}; give less than 2**{most_bits}")
     object.__setattr__(one, name, index(count))
 
 
@@ -126,9 +130,23 @@ def check_choices(choices: object, kind: type["Choice"], num_requests: int) -> N
         )
 
 
-def refuse_hint(hint: "Hint") -> Never:
-    """Raise that it does not count what there is to catch up."""
-    raise ConfigError(f"catch_up_tokens of {hint}; give a whole number, 0 where a drafter is ready")
+def check_hint(one: "Hint") -> None:
+    """Make whole numbers ints; `ConfigError` for counts that are none. There are many: see `check_request`."""
+    most, match, lag = one.max_draft_tokens, one.match_tokens, one.catch_up_tokens
+    try:
+        total = lag + (most or 0) + (match or 0)
+    except TypeError:
+        total = None
+    if type(total) is int and total < _MOST_TOKENS:
+        return
+    for name in _OF_HINT:
+        count = getattr(one, name)
+        if count is None and name != "catch_up_tokens":
+            continue
+        if not (_is_whole(count) and index(count) < _MOST_TOKENS):
+            nothing = "0 where a drafter is ready" if name == "catch_up_tokens" else "or None"
+            raise ConfigError(f"{name} of {one}; give a whole number below 2**53, {nothing}")
+        object.__setattr__(one, name, index(count))
 
 
 def check_observation(one: "Observation") -> None:
@@ -182,7 +200,7 @@ def _are_counts(
         total = sum(drafted) + sum(proposed) + sum(accepted) + sum(emitted)
     except TypeError:
         return False
-    if type(total) is not int:
+    if type(total) is not int or total >= _MOST:
         return False
     return not accepted or (
         min(accepted) >= 0
@@ -214,12 +232,9 @@ def _check_counts(one: "Observation") -> None:
 
 
 def _check_shadow(one: "Observation", arm: str, row: Sequence[int | None]) -> None:
-    try:
-        are_known = all(count is None or (type(count) is int and count >= 0) for count in {*row})
-    except TypeError:
-        are_known = False
-    if are_known:
-        return
+    with suppress(TypeError):
+        if all(type(count) is int and 0 <= count < _MOST for count in {*row} - {None}):
+            return
     for request, count in zip(one.view.requests, row, strict=True):
         if count is not None and not _is_count(count):
             _refuse_count(f"shadow of {arm!r}", request, count)
@@ -227,6 +242,10 @@ def _check_shadow(one: "Observation", arm: str, row: Sequence[int | None]) -> No
 
 def _check_confidence(one: "Observation", rows: Sequence[Sequence[float]]) -> None:
     lengths = _lengths("confidence", rows, one)
+    try:
+        float(sum(map(sum, rows)))
+    except (TypeError, ValueError) as error:
+        raise ObservationError(f"confidence {rows!r}: {error}; give floats") from error
     if lengths == [*one.drafted]:
         return
     for request, length, drafted in zip(one.view.requests, lengths, one.drafted, strict=True):
@@ -272,10 +291,10 @@ def _is_whole(count: object) -> bool:
 
 
 def _is_count(count: object) -> bool:
-    return _is_whole(count) and index(count) >= 0  # type: ignore[arg-type]  # just asked
+    return _is_whole(count) and 0 <= index(count) < _MOST  # type: ignore[arg-type]  # just asked
 
 
 def _refuse_count(name: str, request: "RequestView", count: object) -> Never:
     raise ObservationError(
-        f"{name} of request {request.id!r} is {count!r}; give a whole number of tokens, at least 0"
+        f"{name} of request {request.id!r} is {count!r}; give a number of tokens in [0, 2**63)"
     )

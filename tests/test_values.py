@@ -173,7 +173,8 @@ def test_without_free_slots_nobody_drafts_and_that_is_no_fault() -> None:
         ({"context_tokens": "10"}, "context_tokens of request 'mine' is '10'"),
         ({"generated_tokens": 1.5}, "generated_tokens of request 'mine' is 1.5"),
         ({"remaining_tokens": math.nan}, "remaining_tokens of request 'mine' is nan"),
-        ({"remaining_tokens": 10**30}, r"give less than 2\*\*63"),
+        ({"remaining_tokens": 10**30}, r"give less than 2\*\*53"),
+        ({"remaining_tokens": sys.maxsize}, r"give less than 2\*\*53"),  # no drafts, else
     ],
     ids=repr,
 )
@@ -215,6 +216,24 @@ def test_a_hint_that_counts_nothing_says_zero() -> None:
         Hint(catch_up_tokens=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("count", [math.inf, math.nan, 2.5, "8", sys.maxsize, 10**30], ids=repr)
+@pytest.mark.parametrize("name", ["max_draft_tokens", "match_tokens", "catch_up_tokens"])
+def test_a_hint_counts_or_says_nothing(name: str, count: Any) -> None:
+    """As an array of ints infinity is less than none, and nobody would draft."""
+    with pytest.raises(ConfigError, match=f"^{name} of .*; give a whole number below"):
+        Hint(**{name: count})
+    hint = Hint(**{name: np.int64(8)})
+    assert hint == Hint(**{name: 8})
+    assert type(getattr(hint, name)) is int
+
+
+def test_a_look_up_that_says_how_far_it_could_go_is_drafted_with() -> None:
+    hints = {"ngram": Hint(2**53 - 1 - 9, 9)}
+    request = RequestView("mine", 10, 1, 2**53 - 1 - 11, drafters=("ngram",), hints=hints)
+    plan = Controller("goodput", clock=None).plan(BatchView(0, (request,), sys.maxsize))
+    assert plan.choices[0].num_draft_tokens > 4
+
+
 def test_a_list_of_drafters_is_taken_as_a_tuple() -> None:
     request = RequestView("mine", 10, 1, 10, drafters=["ngram"])  # type: ignore[arg-type]
     assert request.drafters == ("ngram",)
@@ -239,6 +258,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no seconds of verification": ({"timing": Timing({}, None)}, "give floats"),  # type: ignore[arg-type]
     "too little confidence": ({"confidence": ((0.5,), ())}, "'r0': confidence in 1 tokens of 2"),
     "confidence of one": ({"confidence": ((0.5, 0.5),)}, "1 entries in confidence for 2"),
+    "confidence in words": ({"confidence": (("high", "low"), ())}, "confidence .* give floats"),
+    "more than can be counted": ({"emitted": (10**20, 1)}, "emitted of request 'r0' is 1000"),
+    "a shadow beyond count": (
+        {"shadow": {"ngram": (None, 10**20)}},
+        "shadow of 'ngram' .* is 1000",
+    ),
     "no confidence": ({"confidence": (None, ())}, r"confidence \(None, \(\)\)"),
     "a node too few": ({"accepted_nodes": ((), ())}, "'r0': accepted_nodes"),
     "a node not proposed": ({"accepted_nodes": ((2,), ())}, "'r0': accepted_nodes .* than 2"),
