@@ -20,6 +20,8 @@ from sdcontrol.core import (
 from sdcontrol.estimators.price import step_seconds
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.probing import Probing
+from sdcontrol.policies.reading import read
+from sdcontrol.policies.tries import PROBES, Probe, with_probe
 from tests.plan_instances import DrawnCost, observation_of
 
 
@@ -218,3 +220,22 @@ def test_a_try_of_a_free_arm_by_all_keeps_everybodys_limit(
             for n, e in zip(left, emitted, strict=True)
         ]
     assert tries
+
+
+@pytest.mark.parametrize(("drafted", "left"), [(1, 1), (2, 0), (3, 0)])
+def test_a_try_by_all_leaves_the_others_what_kv_slots_are_left(drafted: int, left: int) -> None:
+    """Of three slots the two that try take one each; else the plan is impossible, which is a fault."""
+    menus = (("ngram", "model"), ("ngram", "model"), ("ngram",))
+    requests = tuple(RequestView(str(r), 300, 0, 99, drafters=menu) for r, menu in enumerate(menus))
+    view = BatchView(0, requests, 3)
+    rounds = {"ngram": (0.0, 0.0, 0.0), "model": (1e-3, 0.0, 0.0)}
+    survival = {arm: np.full((3, 4), 0.5) for arm in ("ngram", "model")}
+    cost = DrawnCost("linear", 0.01, 1e-4, 1, 0.0, rounds)
+    problem = read(view, Belief(survival, cost), (1.0, 1.0, 1.0))
+    assert problem is not None
+    plan = Plan((Choice.off(), Choice.of("ngram", 1), Choice.of("ngram", drafted)))
+    probe = Probe(0, 1, 1e-3, 1e-3, 1e-3, by_all=True)
+    tried = with_probe(plan, PROBES, problem, problem.arms.index("model"), probe)
+    tried.check(view)
+    assert [c.num_draft_tokens for c in tried.choices] == [1, 1, left]
+    assert [c.drafter for c in tried.choices[:2]] == ["model", "model"]

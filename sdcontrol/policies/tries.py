@@ -67,13 +67,19 @@ class Probe:
 
 
 def with_probe(plan: Plan, mark: str, problem: Problem, a: int, probe: Probe) -> Plan:
-    """`plan`, trying arm `a` so."""
+    """`plan`, trying arm `a` so. Where all try, whoever may not goes on as far as KV slots allow."""
     arm, r, choices = problem.arms[a], probe.request, list(plan.choices)
     words = f"{plan.reason}{mark}{arm}{PRICE}{probe.seconds:.3g}"
     if not probe.by_all:
         choices[r] = Choice.of(arm, probe.length)
         return Plan(tuple(choices), f"{words} s")
-    for r, most in enumerate(problem.limit[a].tolist()):
-        if most > 0:
-            choices[r] = Choice.of(arm, min(probe.length, most))
+    tokens = [min(probe.length, most) for most in problem.limit[a].tolist()]
+    left = len(problem.verify) - 1 - sum(tokens)  # KV slots for those who may not try
+    for r, n in enumerate(tokens):
+        if n > 0:
+            choices[r] = Choice.of(arm, n)
+        elif choices[r].num_draft_tokens > left:
+            choices[r] = Choice.off()
+        else:
+            left -= choices[r].num_draft_tokens
     return Plan(tuple(choices), f"{words}{_DRAFTING}{probe.drafting:.3g} s of drafting with all")
