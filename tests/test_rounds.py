@@ -325,6 +325,17 @@ def test_where_a_sample_needs_its_law_the_host_is_asked(patch: pytest.MonkeyPatc
     assert calls["chained"] > 20
 
 
+@pytest.mark.parametrize("refines", [False, True])
+def test_greedy_and_sampled_requests_draft_beside_each_other_under_rejection(
+    *, refines: bool
+) -> None:
+    """Who is greedy goes on where the others' drafts have ended, and has no law of its tokens."""
+    drafters = [*SPARSE, draft_model()]
+    _, expected, _ = observed(drafters, MIXED, refines=refines)
+    _, text, _ = observed(drafters, MIXED, refines=refines, verification="rejection")
+    assert text[:: len(MIXED)] == expected[:: len(MIXED)]
+
+
 def test_processors_that_look_back_are_asked_by_the_host(patch: pytest.MonkeyPatch) -> None:
     options = ({"do_sample": True, "repetition_penalty": 1.3},)
     expected, text, _ = observed([draft_model()], options, refines=True)

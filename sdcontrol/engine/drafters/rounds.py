@@ -117,7 +117,7 @@ def _extend(chains: Sequence[_Chain], logits: Tensor, verification: str) -> None
     for index, chain in enumerate(chains):
         chain.tokens.append(sample.tokens[index])
         chain.confidence.append(sample.confidence[index])
-        if sample.distribution is not None:
+        if sample.distribution is not None and chain.sampler.do_sample:
             chain.distribution.append(sample.distribution[index])
 
 
