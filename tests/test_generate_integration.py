@@ -647,6 +647,27 @@ def test_requests_may_be_named(streaming: SpeculativeDecoder) -> None:
         list(streaming.stream(PROMPTS[:2], ids=["first", "first"], max_new_tokens=3))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_length": 40},
+        {"generation_config": GenerationConfig(do_sample=False)},
+        {"generation_config": GenerationConfig(max_length=45)},
+    ],
+    ids=["default", "asked", "settings", "settings asked"],
+)
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+def test_a_stream_ends_where_generate_does_without_a_number_of_tokens(
+    decoder: SpeculativeDecoder, options: Mapping[str, object]
+) -> None:
+    """20 new tokens, however long the prompt is, unless there is a length for both together."""
+    prompt = random_prompt(30, seed=1)
+    plain = model().generate(torch.tensor([prompt]), **options)
+    told = [token for event in decoder.stream([prompt], **options) for token in event.tokens]
+    assert told == plain[0, len(prompt) :].tolist()
+
+
 def test_one_string_is_no_list_of_prompts(streaming: SpeculativeDecoder) -> None:
     with pytest.raises(ConfigError, match="give a list"):
         streaming.stream("x")

@@ -124,13 +124,27 @@ def prepare_config(
         )
     generator._prepare_special_tokens(config, True, device=model.device)
     if config.max_new_tokens is None:
-        config.max_new_tokens = max((config.max_length or 20) - num_prompt_tokens, 0)
+        configs = [model.generation_config, generation_config or GenerationConfig()]
+        lengths = [options.get("max_length"), *[each.max_length for each in configs]]
+        is_asked = any(length is not None for length in lengths)
+        config.max_new_tokens = _room(model, config, num_prompt_tokens, is_asked=is_asked)
     if config.max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens is {config.max_new_tokens}; ask for at least 1")
     config.max_length = num_prompt_tokens + config.max_new_tokens
     if config.min_new_tokens is not None:
         config.min_length = num_prompt_tokens + config.min_new_tokens
     return config
+
+
+def _room(
+    model: PreTrainedModel, config: GenerationConfig, num_prompt_tokens: int, *, is_asked: bool
+) -> int:
+    """New tokens within `max_length`, which counts the prompt where somebody asked for that length."""
+    most = config.max_length or 20
+    if not is_asked:
+        positions = getattr(model.config, "max_position_embeddings", None)
+        most = min(filter(None, (most + num_prompt_tokens, positions)))
+    return max(most - num_prompt_tokens, 0)
 
 
 _MODEL_FLAGS = frozenset({"output_attentions", "output_hidden_states", "use_cache"})
