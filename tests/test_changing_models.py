@@ -80,6 +80,47 @@ def test_changed_weights_write_their_own_text() -> None:
         assert check_text(model, decoder) != before
 
 
+def test_hooks_and_replaced_forwards_write_their_own_text() -> None:
+    """As those that steer a model by what they add to a layer's output."""
+    model = tiny_model(num_hidden_layers=3)
+    first, second = model.model.layers[:2]
+    with make_decoder(model) as decoder:
+        texts = [check_text(model, decoder)]
+        hook = first.register_forward_hook(lambda _, given, out: out.flip(-1))
+        texts.append(check_text(model, decoder))
+        hook.remove()
+        assert check_text(model, decoder) == texts[0]
+        hook = second.register_forward_pre_hook(lambda _, given: (given[0].roll(1, -1), *given[1:]))
+        texts.append(check_text(model, decoder))
+        hook.remove()
+        forward = first.mlp.forward
+        first.mlp.forward = lambda given: 3 * forward(given)
+        texts.append(check_text(model, decoder))
+    assert len(set(map(tuple, texts))) == len(texts)
+
+
+@pytest.mark.parametrize("seed", [6, 16, 28])
+def test_prompts_computed_under_autocast_are_not_the_models_own(seed: int) -> None:
+    model, prompt = tiny_model(seed=seed), inputs(length=300)
+    with make_decoder(model) as decoder:
+        plain = decoder.engine.model_content()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert decoder.engine.model_content() != plain
+            model.generate(**prompt, **OPTIONS, custom_generate=decoder)
+        assert decoder.engine.model_content() == plain
+        out = model.generate(**prompt, **OPTIONS, custom_generate=decoder)
+    assert torch.equal(out, model.generate(**prompt, **OPTIONS))
+
+
+def test_hooks_that_record_outputs_do_not_belong_to_a_models_state() -> None:
+    """transformers adds them when hidden states are first asked for, and never takes them away."""
+    model = tiny_model()
+    before = model_state(model)
+    model(torch.tensor([[1, 2]]), output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert model_state(model) == before
+
+
 def test_weights_written_unseen_count_once_that_is_said() -> None:
     model, other = tiny_model(), tiny_model(seed=1)
     with make_decoder(model) as decoder:
@@ -167,6 +208,11 @@ def test_graphs_of_another_adapter_are_refused(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(ConfigError, match=r"adapters changed.*cuda_graphs=False"):
             model.generate(**inputs(), **OPTIONS, custom_generate=decoder)
         model.set_adapter("default")
+        check_text(model, decoder)
+        hook = model.base_model.model.lm_head.register_forward_hook(lambda *_: None)
+        with pytest.raises(ConfigError, match="hooks"):
+            model.generate(**inputs(), **OPTIONS, custom_generate=decoder)
+        hook.remove()
         check_text(model, decoder)
     with SpeculativeDecoder(model, policy="off", kv_tokens=2048, cuda_graphs=False) as decoder:
         model.set_adapter("second")

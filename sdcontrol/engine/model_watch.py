@@ -1,7 +1,9 @@
 """The user's model, between an engine's steps: whether it is still the one that was probed.
 
-Knows runners and weights; nothing of requests or blocks.
+Knows runners, weights and autocast; nothing of requests or blocks.
 """
+
+import torch
 
 from sdcontrol.engine.attention import make_opaque_to
 from sdcontrol.engine.model_checks import check_mode
@@ -27,7 +29,7 @@ class ModelWatch:
         self._num_forgotten += 1
 
     def content(self) -> bytes:
-        """A digest: where it is the same, keys and values of the same tokens are.
+        """A digest: where it is the same, keys and values of the same tokens are, autocast included.
 
         Raises `ConfigError` where the model cannot be decoded as it is now, `UnsupportedGeneration`
         where adapters were chosen for each row.
@@ -42,7 +44,13 @@ class ModelWatch:
         state = model_state(self._model)
         if self._runner.graphs is not None and state.layout != self._layout:
             raise ConfigError(
-                "the model's adapters changed, or its weights moved in memory, and CUDA graphs keep "
-                "what they were made of; make a new decoder, or one with cuda_graphs=False"
+                "the model's adapters changed, its hooks did, or its weights moved in memory, and CUDA "
+                "graphs keep what they were made of; make a new decoder, or one with cuda_graphs=False"
             )
-        return state.content + self._num_forgotten.to_bytes(8, "little")
+        return state.content + self._num_forgotten.to_bytes(8, "little") + self._autocast()
+
+    def _autocast(self) -> bytes:
+        """In which type this thread would have the model compute, where that is not its own."""
+        device = self._model.device.type
+        enabled = torch.is_autocast_enabled(device)
+        return str(torch.get_autocast_dtype(device)).encode() if enabled else b""

@@ -1,4 +1,4 @@
-"""What a model's text depends on beside its input: its weights as they are now, and its adapters.
+"""What a model's text depends on beside its input: its weights as they are now, adapters and hooks.
 
 Knows modules and tensors; nothing of forwards, caches or requests.
 """
@@ -23,8 +23,10 @@ _DIGEST_BYTES = 16
 class ModelState(NamedTuple):
     """Two digests that are equal as long as a model computes the same from the same weights."""
 
-    layout: bytes  # which tensors there are and where, and which adapters count
-    content: bytes  # the same, and how often each tensor was written to
+    layout: bytes  # which tensors there are and where, which adapters count, and who hooks in
+    content: (
+        bytes  # the same, how often each tensor was written to, and which forwards are replaced
+    )
 
 
 def model_state(model: nn.Module) -> ModelState:
@@ -40,6 +42,10 @@ def model_state(model: nn.Module) -> ModelState:
         inside = module.__dict__
         if "_active_adapter" in inside:
             facts.append([inside.get(name) for name in _ADAPTER_FACTS])
+        if module._forward_hooks or module._forward_pre_hooks:
+            places.extend(_hooked_in(module))
+        if "forward" in inside:
+            writes.append(id(inside["forward"]))
         for tensor in _tensors(module):
             places.append(id(tensor))
             places.append(_address(tensor))
@@ -66,6 +72,17 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     for name, buffer in module._buffers.items():
         if buffer is not None and name not in module._non_persistent_buffers_set:
             yield buffer
+
+
+def _hooked_in(module: nn.Module) -> Iterator[int]:
+    """Numbers of who may change what a module computes, which come once in a process.
+
+    transformers' own hooks look at outputs, and change nothing.
+    """
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for number, hook in hooks.items():
+            if not getattr(hook, "__module__", "").startswith("transformers."):
+                yield number
 
 
 def _address(tensor: Tensor) -> int:
