@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pytest
+import torch
+from torch import Tensor
 
 from sdcontrol import SpeculativeDecoder
 from sdcontrol.core import Planner
 from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.generation import decoding_of, prepare_config
 from sdcontrol.engine.loop import Engine
-from sdcontrol.errors import EngineClosed
+from sdcontrol.errors import EngineClosed, UnsupportedGeneration
 from sdcontrol.integrations.feed import Consumer
 from tests.engine_support import (
     PROMPTS,
@@ -90,6 +93,46 @@ def test_what_a_step_emitted_arrives_though_it_failed_in_the_end(alone: list[lis
         with pytest.raises(KeyboardInterrupt):
             list(mine)
         assert [event.tokens for event in others] == [tuple(alone[1][:1])]
+
+
+class Broken(Exception):
+    """What a user's own code raises."""
+
+
+def raising(ids: Tensor, scores: Tensor | None) -> Tensor:
+    raise Broken
+
+
+def excluding_all(ids: Tensor, scores: Tensor) -> Tensor:
+    return scores - torch.inf
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("what", ["criterion", "processor", "scores"])
+def test_what_is_ones_own_fault_is_raised_to_nobody_else(
+    alone: list[list[int]], what: str, *, overlap: bool
+) -> None:
+    """Whoever steps meets it first, on behalf of all."""
+    settings = {**GREEDY, "do_sample": what == "scores"}
+    config = prepare_config(MODEL, None, len(PROMPTS[0]), settings)
+    decoding = decoding_of(
+        MODEL,
+        config,
+        PROMPTS[0],
+        processors={"processor": [raising], "scores": [excluding_all]}.get(what, []),
+        criteria=[raising] if what == "criterion" else [],
+    )
+    with decoder_of(overlap=overlap) as decoder:
+        engine = decoder.engine
+        guilty, other = Consumer(decoder._feed), Consumer(decoder._feed)
+        guilty.add(partial(engine.enqueue, PROMPTS[0], decoding))
+        guilty.add(partial(engine.submit, PROMPTS[2], **GREEDY))
+        other.add(partial(engine.submit, PROMPTS[1], **GREEDY))
+        assert [token for event in other for token in event.tokens] == alone[1]
+        with pytest.raises(UnsupportedGeneration if what == "scores" else Broken):
+            list(guilty)
+        assert not engine.has_work
+        assert engine.drafting.quarantined == {}
 
 
 def test_a_stream_of_a_closed_decoder_says_so() -> None:

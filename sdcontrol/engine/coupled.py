@@ -56,7 +56,7 @@ class CoupledVerifier:
                 if first_row + 1 + node not in samples:
                     return False
                 sample = samples[first_row + 1 + node]
-        check_sample(sample)
+        check_sample(sample, walk.task.sampler)
         walk.next_token = sample
         return True
 

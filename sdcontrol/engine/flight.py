@@ -14,6 +14,7 @@ from sdcontrol.engine.batch import Batch
 from sdcontrol.engine.clock import StepClock
 from sdcontrol.engine.copies import upload
 from sdcontrol.engine.drafting import Drafts
+from sdcontrol.engine.gumbel_max import INVALID
 from sdcontrol.engine.request import Request
 from sdcontrol.engine.sampling import check_sample
 from sdcontrol.engine.shadows import ShadowDrafts
@@ -63,8 +64,11 @@ class Flight:
 
         Raises `UnsupportedGeneration` where one of them could be given no token.
         """
-        counted = verdicts if self.rows is None else [verdicts[row] for row in self.rows]
-        check_sample(min([verdict.next_token for verdict in counted], default=0))
+        rows = range(len(verdicts)) if self.rows is None else self.rows
+        counted = [verdicts[row] for row in rows]
+        tokens = [verdict.next_token for verdict in counted]
+        if INVALID in tokens:
+            check_sample(INVALID, self.tasks[rows[tokens.index(INVALID)]].sampler)
         return counted
 
     def without(self, ended: Collection[Request]) -> "Flight | None":

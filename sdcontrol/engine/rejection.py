@@ -143,7 +143,7 @@ def _sample_last_tokens(walks: Sequence[_SampledWalk]) -> None:
         parts.append(_sample(complete, _last_scores(complete), TARGET))
     tokens = torch.cat(parts).tolist() if parts else []
     for walk, token in zip((*rejected, *complete), tokens, strict=True):
-        check_sample(token)
+        check_sample(token, walk.task.sampler)
         walk.next_token = token
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sdcontrol.engine.blame import blame
 from sdcontrol.engine.packing import IntArray, PageTable
 from sdcontrol.engine.sampling import RowSampler
 from sdcontrol.scheduling.blocks import block_keys
@@ -143,7 +144,11 @@ class Request:
             return len(tokens)
         for taken, token in enumerate(tokens, start=1):
             own.append(token)
-            self.finish_reason = rules.reason(own, self.generated_tokens)
+            try:
+                self.finish_reason = rules.reason(own, self.generated_tokens)
+            except Exception as error:
+                blame(error, self)
+                raise
             if self.finish_reason is not None:
                 return taken
         return len(tokens)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from sdcontrol.engine.blame import blame
 from sdcontrol.engine.copies import upload
 from sdcontrol.engine.gumbel_max import INVALID, greedy_argmax, gumbel_argmax
 from sdcontrol.engine.noise import DRAFT, TARGET, as_int64, derive_seed
@@ -89,8 +90,12 @@ class RowSampler:
         shorter.
         """
         input_ids = self._shown.show(tokens, draft, scores.device)
-        for processor in self.head:
-            scores = processor(input_ids, scores)
+        try:
+            for processor in self.head:
+                scores = processor(input_ids, scores)
+        except Exception as error:
+            blame(error, self)
+            raise
         return scores
 
     def apply_tail(self, scores: Tensor) -> Tensor:
@@ -218,14 +223,19 @@ def _noise_seed(row: Row, stream: int) -> int:
     return row.sampler.seed
 
 
-def check_sample(token: float) -> None:
-    """Raise `UnsupportedGeneration` if this is what `sample_rows` gives where nothing is finite."""
+def check_sample(token: float, sampler: RowSampler | None = None) -> None:
+    """Raise `UnsupportedGeneration` if this is what `sample_rows` gives where nothing is finite.
+
+    It is the `sampler`'s fault, where one is known.
+    """
     if token == INVALID:
-        raise UnsupportedGeneration(
+        error = UnsupportedGeneration(
             "the largest processed score of a row that must be sampled is NaN or infinite: either "
             "the model's logits overflowed (try another dtype) or the logits processors leave no "
             "token (loosen them, or set remove_invalid_values=True)"
         )
+        blame(error, sampler)
+        raise error
 
 
 @dataclass(frozen=True, slots=True)

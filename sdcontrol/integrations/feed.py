@@ -50,22 +50,39 @@ class Feed:
     def step_for(self, consumer: "Consumer") -> None:
         """One step, unless another thread's brought this consumer events meanwhile.
 
-        Raises `EngineClosed`, and `SdcontrolError` where its requests are gone and their events with them.
+        Raises `EngineClosed`, `SdcontrolError` where its requests are gone and their events with them, and what
+        a step raised, unless that was another consumer's fault: then that one is told, and its requests end.
         """
         with self._lock:
             self._deliver()  # what a step that failed has left
             if consumer.events:
                 return
+            if consumer.error is not None:
+                raise consumer.error
             if not (self._engine.has_work or self._engine.is_closed):
                 raise SdcontrolError(
                     f"requests {sorted(consumer.live)} ended without their events arriving; while "
                     "a decoder runs, leave step, run and take_events of its engine to it"
                 )
-            observation = self._engine.step()
+            try:
+                observation = self._engine.step()
+            except Exception as error:
+                if not self._hand_over(error, consumer):
+                    raise
+                return
             if self._warm_start is not None:
                 self._warm_start.note(observation)
             self._count(observation)
             self._deliver()
+
+    def _hand_over(self, error: Exception, consumer: "Consumer") -> bool:
+        """Give an error to whose fault it is; False where that is this consumer, or nobody known."""
+        guilty = self._owners.get(self._engine.whose_fault(error) or "")
+        if guilty is None or guilty is consumer:
+            return False
+        guilty.error = error
+        self.leave(guilty)
+        return True
 
     def leave(self, consumer: "Consumer") -> None:
         """Cancel what of a consumer still runs, and forget it."""
@@ -105,6 +122,7 @@ class Consumer:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self.events: deque[TokenEvent] = deque()
+        self.error: Exception | None = None  # of its own, which another's step met with
         self._latest: TokenEvent | None = None
         self.live: set[str] = set()
         self.drafters: dict[str, dict[str, DrafterStats]] = {}  # by request, then by arm
