@@ -21,8 +21,10 @@ from sdcontrol.traces.reader import Trace
 from tests.engine_support import (
     PROMPTS,
     ROOMY,
+    VOCAB,
     LatePlanner,
     RandomPlanner,
+    generate_alone,
     noised,
     submit_all,
     tiny_model,
@@ -153,6 +155,36 @@ def test_a_drafter_that_raises_beside_a_step_that_fails_is_found_out_later() -> 
 
 def broken(*_: object) -> None:
     raise Broken
+
+
+# ---- numbers that are none
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("architecture", "last"), [("Llama", VOCAB - 1), ("Mistral", 5)])
+def test_keys_that_are_not_finite_stay_with_their_own_request(
+    architecture: str, last: int, *, overlap: bool
+) -> None:
+    """As those of a prompt that overflows in float16: others get the blocks that it leaves.
+
+    Where windows are short, its own last tokens, and scores, may be as they should.
+    """
+    model, broken_token = tiny_model(architecture), VOCAB - 1
+    with torch.no_grad():
+        model.get_input_embeddings().weight[broken_token] = torch.nan
+    prompts = [[token % broken_token for token in prompt] for prompt in PROMPTS]
+    config = EngineConfig(**ROOMY, overlap=overlap)
+    drafters = ["ngram", "sparse_kv:32:scored", noised(model)]
+    expected = [generate_alone(model, prompt, **GREEDY).tokens for prompt in prompts]
+    with Engine(model, drafters=drafters, planner=LatePlanner(seed=2), config=config) as engine:
+        submit_all(engine, [[broken_token] * 200 + [last] * 200], max_new_tokens=NEW)
+        engine.run()
+        engine.take_events()
+        names = submit_all(engine, prompts, max_new_tokens=NEW)
+        texts: Texts = {}
+        assert step_on(engine, texts) == 0
+        assert [texts[name] for name in names] == expected
+        assert engine.drafting.quarantined == {}
 
 
 # ---- interrupts

@@ -55,6 +55,9 @@ class KVCache:
 
         self.keys = [allocate(layer, layer.key_dim) for layer in self.layers]
         self.values = [allocate(layer, layer.value_dim) for layer in self.layers]
+        self._sums: list[Tensor] | None = (
+            None  # of what was written since `check`, where anybody asks
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -66,6 +69,30 @@ class KVCache:
         """Store `[kv_heads, tokens, dim]` at `slots` `[tokens]`."""
         self.keys[layer].index_copy_(1, slots, keys)
         self.values[layer].index_copy_(1, slots, values)
+        if self._sums is not None and layer == len(self.layers) - 1:
+            self._sums += [each.sum(dtype=torch.float32) for each in (keys, values)]
+
+    def watch(self) -> bool:
+        """From now on `check` answers; False where it would have to wait for a device."""
+        self._sums = [] if self.keys[0].device.type == "cpu" else None
+        return self._sums is not None
+
+    def check(self) -> bool:
+        """Whether all that was written since the last call is finite; once it is not, nobody looks any more.
+
+        The last layer is looked at: what is not finite in another makes that token's so in those above it.
+        """
+        is_finite = math.isfinite(sum(map(float, self._sums or ())))
+        self._sums = [] if is_finite else None
+        return is_finite
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zeros in place of what others left in these blocks: what is masked must be finite."""
+        offsets = np.arange(self.block_size)
+        slots = (np.array(blocks, dtype=np.int64)[:, None] * self.block_size + offsets).reshape(-1)
+        index = torch.from_numpy(slots).to(self.keys[0].device)
+        for tensor in (*self.keys, *self.values):
+            tensor.index_fill_(1, index, 0)
 
     def span(self, layer: int, first_slot: int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[1, kv_heads, num_keys, dim]` of consecutive slots, without a copy."""

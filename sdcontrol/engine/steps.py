@@ -54,6 +54,8 @@ class EngineSteps(EngineParts):
     ) -> Flight:
         """Draft, and ask the device for the forward; `ids` are tokens that only the device knows."""
         num_made = self._num_made()
+        self._reserve(plan, batch)
+        self._host.clear(batch.pieces)
         drafts = self._propose(view, plan, batch)
         clock.lap("draft")
         logits, tasks = self._forward(batch, ids)
@@ -141,12 +143,16 @@ class EngineSteps(EngineParts):
         self._free_kv_tokens = self.scheduler.free_draft_tokens(scheduled)
         return scheduled
 
-    def _propose(self, view: BatchView, plan: Plan, batch: Batch) -> Drafts:
+    def _reserve(self, plan: Plan, batch: Batch) -> None:
         if plan.is_off:
-            return Drafts.none(len(batch.decoding))
+            return
         for piece, choice in zip(batch.decoding, plan.choices, strict=True):
             if choice.num_draft_tokens:
                 self.scheduler.reserve(piece.request.scheduled, choice.num_draft_tokens)
+
+    def _propose(self, view: BatchView, plan: Plan, batch: Batch) -> Drafts:
+        if plan.is_off:
+            return Drafts.none(len(batch.decoding))
         planner = self.planner
         drafts = self.drafting.propose(
             batch.requests,
@@ -167,6 +173,7 @@ class EngineSteps(EngineParts):
         segments = batch.segments(self.config.block_size)
         queries = self._host.query_sink(batch.pieces)
         logits, first_rows = self.runner.forward(segments, queries, ids)
+        self._host.check_cache(self.scheduler.running)
         return logits, batch.tasks(first_rows)
 
     def _shadows(self, batch: Batch, plan: Plan) -> ShadowDrafts:

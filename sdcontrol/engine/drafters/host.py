@@ -4,7 +4,7 @@ Knows runners and blocks; nothing of sampling, policies or verification.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.stats import GraphStats
 from sdcontrol.logs import EventLog
 from sdcontrol.scheduling.blocks import BlockPool
+from sdcontrol.scheduling.rows import ScheduledRequest
 
 __all__ = ["CATCH_UP_TOKENS", "DraftHost", "ModelDrafter"]
 
@@ -28,6 +29,7 @@ CATCH_UP_TOKENS = 2048
 """Computed in one forward while a drafter catches up, one of each request at least."""
 
 _SCORES, _GRAPHS = "scored pages", "CUDA graphs"
+_CLEARED = "cleared"
 
 
 class Scorer(Protocol):
@@ -78,6 +80,7 @@ class DraftHost:
     graph_stats: GraphStats = field(default_factory=GraphStats)
     pool: BlockPool | None = None
     scorer: "Scorer | None" = None
+    is_tainted: bool = False  # blocks may hold what is not finite, and must be cleared for the next
 
     @property
     def memory(self) -> Memory:
@@ -148,6 +151,9 @@ class DraftHost:
             with torch.inference_mode(False):
                 runner.allocate(self.pool.num_blocks, config.block_size)
             attach_graphs(runner, config, self.graph_stats)
+        cache = self.target.cache
+        assert cache is not None
+        self.is_tainted = not (self.target.has_kernels or cache.watch())
         return self.pool
 
     def empty_pool(self) -> BlockPool:
@@ -175,6 +181,37 @@ class DraftHost:
         self.target.move(sources, targets)
         if self.scorer is not None:
             self.scorer.move(moves)
+
+    def clear(self, pieces: Sequence[Piece]) -> None:
+        """Before a forward: blocks that requests were given since the cache is tainted hold nothing of others."""
+        if not self.is_tainted:
+            return
+        page, pool = self.config.block_size, self.blocks
+        scheduled = [piece.request.scheduled for piece in pieces]
+        open_blocks = [
+            b for own in scheduled for b in own.table.blocks[own.cached_tokens // page :]
+        ]
+        new = [block for block in open_blocks if not pool.is_marked(block, _CLEARED)]
+        for runner in (self.target, *self.runners.values()) if new else ():
+            assert runner.cache is not None
+            runner.cache.clear(new)
+        for block in new:
+            pool.mark(block, _CLEARED)
+
+    def check_cache(self, running: Iterable[ScheduledRequest]) -> None:
+        """After a forward: where it wrote what is not finite, no other request than these may meet that.
+
+        Triton's kernels read nothing that is masked; on other devices than a CPU blocks are always cleared.
+        """
+        cache = self.target.cache
+        assert cache is not None
+        if self.is_tainted or self.target.has_kernels or cache.check():
+            return
+        self.is_tainted = True
+        for request in running:
+            for block in request.table.blocks:
+                self.blocks.mark(block, _CLEARED)
+        log.warning("cache_tainted", reason="keys or values that are not finite")
 
     def forget(self, request_id: str) -> None:
         """A request ended or lost its cache, whether it may draft or not."""
