@@ -17,6 +17,7 @@ from sdcontrol.engine.model_checks import most_tokens
 from sdcontrol.errors import ConfigError, EngineClosed, RequestRefused, UnsupportedModel
 from tests.engine_support import (
     ARCHITECTURES,
+    COMPARISON,
     RandomPlanner,
     generate_alone,
     noised,
@@ -391,6 +392,27 @@ def test_two_engines_on_one_model_take_turns() -> None:
     for row, prompt in enumerate(prompts):
         reference = generate_alone(model, prompt, max_new_tokens=14, do_sample=False)
         assert [group[row].output for group in requests] == [reference.tokens] * 3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("Afmoe", {"num_experts": 4, "moe_intermediate_size": 16, "sliding_window": 12}),
+        ("JetMoe", {"num_local_experts": 4, "kv_channels": 8}),
+    ],
+)
+def test_models_that_take_views_of_attention_are_decoded(
+    architecture: str, settings: Mapping[str, object]
+) -> None:
+    """As of transformers' own functions, whose results lie in memory without gaps."""
+    model = tiny_model(architecture, num_experts_per_tok=2, head_dim=8, **settings)
+    prompts = [random_prompt(length, seed=length) for length in (3, 30, 80)]
+    with Engine(model, drafters=["ngram"], planner=RandomPlanner(5), config=SMALL) as engine:
+        names = submit_all(engine, prompts, max_new_tokens=12)
+        finished = run_checked(engine)
+    for name, prompt in zip(names, prompts, strict=True):
+        reference = generate_alone(model, prompt, max_new_tokens=12, do_sample=False)
+        COMPARISON.check(reference, finished[name].output, architecture)
 
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:

@@ -158,7 +158,7 @@ def _attention(  # noqa: PLR0917  transformers calls it so
     out = call.backend.attend(layer, query[0], call.cache, call.batch, scale)
     if padding:
         out = functional.pad(out, (0, 0, 0, 0, 0, padding))
-    return out.unsqueeze(0).to(given), None
+    return out.unsqueeze(0).to(given).contiguous(), None  # some models take views of it
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
@@ -246,7 +246,8 @@ def _probe(
     )
     seen.append(ProbedLayer(module, shape))
     shared = shape.num_heads // shape.num_kv_heads
-    return value.repeat_interleave(shared, dim=1).transpose(1, 2), None  # a finite stand-in
+    standin = value.repeat_interleave(shared, dim=1).transpose(1, 2)  # finite
+    return standin.contiguous(), None
 
 
 def _check_keywords(module: nn.Module, keywords: Mapping[str, object], dropout: float) -> None:
