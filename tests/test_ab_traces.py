@@ -229,3 +229,11 @@ def test_arms_begin_blocks_as_they_say(trace: Path, tmp_path: Path) -> None:
     assert not any(
         "interruption" in note for note in results.notes
     )  # after which all is simulated again
+
+
+def test_sampled_steps_emit_all_that_a_block_does(trace: Path) -> None:
+    """Also the token of the step that completes a prompt, as live."""
+    plan = plan_on(trace, CLOSED)
+    for arm in ("off", "on"):
+        record, _ = TraceRunner(plan).run_block(arm, 0, start_seconds=0.0)
+        assert sum(record.steps.emitted) == record.tokens == 4 * OUTPUT

@@ -160,13 +160,14 @@ def _planner(experiment: Experiment, arm: Arm, trace: Trace) -> ArmPlanner[_Cont
 
 
 def _step(simulation: Simulation, meter: Meter) -> Observation:
+    before = simulation.measurements.output_tokens
     observation = simulation.step()
     spent = observation.timing.total_seconds
     meter.step(
         observation,
         begun_seconds=simulation.clock_seconds - spent,
         measured_seconds=spent,
-        emitted=sum(observation.emitted),
+        emitted=simulation.measurements.output_tokens - before,  # those that end prompts too
         predicted_seconds=None,
     )
     return observation

@@ -68,6 +68,11 @@ class Measurements:
         self._series.add(clock_seconds - seconds, seconds, emitted, work.num_requests, arms)
         self._num_steps += 1
 
+    @property
+    def output_tokens(self) -> int:
+        """So far, those of steps that completed prompts too."""
+        return self._emitted
+
     def add_token_of_prefill(self) -> None:
         """A prompt was completed in the step that is counted next, and gave a token."""
         self._prefill_emitted += 1
