@@ -119,13 +119,14 @@ def test_recorded_arrivals_must_be_in_order(tmp_path: Path) -> None:
 # ---- what a meter makes of steps
 
 
-def step(drafted: int = 0, accepted: int = 0) -> Observation:
-    """One request; with drafts, by the n-gram drafter."""
+def step(drafted: int = 0, accepted: int = 0, proposed: int | None = None) -> Observation:
+    """One request; with drafts, by the n-gram drafter, of which all is proposed unless said otherwise."""
     choice = Choice.of("ngram", drafted)
+    submitted = drafted if proposed is None else proposed
     view = BatchView(0, (RequestView("r", 100, 1, 50, 0.0, ("ngram",)),), 1000)
     timing = Timing({"ngram": 0.1} if drafted else {}, 0.6, 0.2, 0.1)
     return Observation(
-        view, Plan((choice,)), (drafted,), (drafted,), (accepted,), (accepted + 1,), timing
+        view, Plan((choice,)), (drafted,), (submitted,), (accepted,), (accepted + 1,), timing
     )
 
 
@@ -167,6 +168,22 @@ def test_a_meter_counts_tokens_times_and_drafts() -> None:
     assert record.drafts["ngram"].by_position == ((2, 2), (2, 2), (2, 1), (1, 1))
     assert record.steps.time_seconds == (7.0, 8.0, 9.0)
     assert record.steps.choices == ({"off": 1}, {"ngram 4": 1}, {"ngram 4": 1})
+
+
+def test_drafts_of_which_nothing_was_submitted_are_waste_and_no_verification() -> None:
+    """As when a refinement drops all of a draft: it was computed all the same."""
+    meter = Meter(most_steps=10, slo=Slo(), start_seconds=0.0)
+    meter.arrive("r", 0.0)
+    feed(meter, step(4, proposed=0), 0.0, 1)
+    record = meter.record("on", seconds=1.0, forward=None, more={})
+    assert record.metrics["wasted_draft_tokens"] == 4
+    assert "acceptance_length" not in record.metrics
+    feed(meter, step(4, 2), 1.0, 3)
+    record = meter.record("on", seconds=2.0, forward=None, more={})
+    assert record.metrics["wasted_draft_tokens"] == pytest.approx(6 / 4)
+    assert record.metrics["acceptance_length"] == 3
+    drafts = record.drafts["ngram"]
+    assert (drafts.steps, drafts.drafted, drafts.proposed, drafts.accepted) == (1, 8, 4, 2)
 
 
 def test_a_request_that_waited_too_long_does_not_count_for_goodput() -> None:

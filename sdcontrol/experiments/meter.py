@@ -31,7 +31,7 @@ class _Drafter:
 
     def add(self, drafted: int, proposed: int, accepted: int) -> None:
         """One request in one step. Of a tree, positions are depths."""
-        self.steps += 1
+        self.steps += proposed > 0
         self.drafted += drafted
         self.proposed += proposed
         self.accepted += accepted
@@ -109,7 +109,7 @@ class Meter:
             lengths = self._lengths.setdefault(name, {})
             length = str(choice.num_draft_tokens)
             lengths[length] = lengths.get(length, 0) + 1
-            if choice.drafter is not None and observation.proposed[row]:
+            if choice.drafter is not None and observation.drafted[row]:
                 self._drafters.setdefault(name, _Drafter()).add(
                     observation.drafted[row], observation.proposed[row], observation.accepted[row]
                 )
@@ -164,17 +164,17 @@ class Meter:
         )
 
     def _drafting(self, tokens: int) -> dict[str, float]:
-        drafters = self._drafters.values()
-        steps = sum(drafter.steps for drafter in drafters)
-        proposed = sum(drafter.proposed for drafter in drafters)
-        accepted = sum(drafter.accepted for drafter in drafters)
-        if not (steps and proposed and tokens):
-            return {}
-        return {
-            "acceptance_length": 1.0 + accepted / steps,
-            "acceptance_rate": accepted / proposed,
-            "wasted_draft_tokens": (sum(d.drafted for d in drafters) - accepted) / tokens,
-        }
+        steps, drafted, proposed, accepted = (
+            sum(getattr(drafter, name) for drafter in self._drafters.values())
+            for name in ("steps", "drafted", "proposed", "accepted")
+        )
+        found: dict[str, float] = {}
+        if steps:
+            found["acceptance_length"] = 1.0 + accepted / steps
+            found["acceptance_rate"] = accepted / proposed
+        if drafted and tokens:
+            found["wasted_draft_tokens"] = (drafted - accepted) / tokens
+        return found
 
     def _shares(self) -> dict[str, float]:
         total = sum(self._phases.values())
