@@ -126,6 +126,18 @@ def test_overrides_replace_values_and_a_new_kind_drops_old_settings(tmp_path: Pa
     assert found.slo.ttft_seconds == 0.5
 
 
+def test_a_key_of_a_mapping_may_be_a_number(tmp_path: Path) -> None:
+    """Those of a schedule are batch sizes."""
+    schedule = "{kind: concurrency_schedule, drafter: ngram, schedule: {4: 4, 8: 2}}"
+    text = VALID.replace("{kind: static, drafter: ngram, num_draft_tokens: 4}", schedule)
+    found = load(tmp_path, text, "arms.1.policy.schedule.8=3")[0].arms[1].policy
+    assert found.model_dump()["schedule"] == {4: 4, 8: 3}
+    cells = load(tmp_path, text + "matrix: {arms.1.policy.schedule.16: [0, 1]}\n")
+    assert [one.arms[1].policy.model_dump()["schedule"][16] for one in cells] == [0, 1]
+    wrong = complaint(tmp_path, text, "arms.1.policy.schedule.8=x")
+    assert "schedule.8='x': Input should be a valid integer" in wrong
+
+
 @pytest.mark.parametrize(
     "override", ["blocks", "=3", "arms.9.name=x", "blocks=[", "blocks=-1", "blcks=1", ".=2"]
 )

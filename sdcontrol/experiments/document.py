@@ -57,10 +57,14 @@ class Document:
 
         Raises `ConfigError` where the path leads through something that has no such entry.
         """
-        data = copy.deepcopy(self.data)
+        data, keys = copy.deepcopy(self.data), [*path]
         node = data
-        for depth, key in enumerate(path[:-1]):
-            node = _entry(node, key, path[: depth + 1], place)
+        for depth, key in enumerate(path):
+            if isinstance(node, dict):
+                keys[depth] = str(key)  # those of a mapping are words, also the 8 of a schedule
+            if depth + 1 < len(path):
+                node = _entry(node, keys[depth], tuple(keys[: depth + 1]), place)
+        path = tuple(keys)
         _set(node, path, value, place)
         places = {p: at for p, at in self.places.items() if p[: len(path)] != path}
         return Document(data, {**places, path: place})
