@@ -252,3 +252,9 @@ def _refused_or_valid(folder: Path, text: str) -> None:
 def test_two_arms_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two arms"):
         experiment(arms=[{"name": "a", "policy": "off"}] * 2)
+
+
+def test_a_metric_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """It would be corrected for twice, and nothing is compared twice."""
+    twice = "metrics: [tokens_per_second, ttft_seconds_p50, tokens_per_second]\n"
+    assert "a metric comes twice" in complaint(tmp_path, VALID + twice)

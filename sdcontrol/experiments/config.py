@@ -201,6 +201,8 @@ class Experiment(Settings):
         for name in metrics:
             if name not in COMPARABLE:
                 raise ValueError(f"metric {name!r} cannot be compared; {nearest(name, COMPARABLE)}")
+        if len(set(metrics)) < len(metrics):
+            raise ValueError("a metric comes twice; name each once")
         return metrics
 
     @property
