@@ -393,3 +393,28 @@ def test_as_many_blocks_as_are_asked_for_are_enough(blocks: int, looks: int, alp
     rule = {"looks": looks, "alpha": alpha}
     wanted = max(fewest_blocks(experiment(blocks=blocks, stopping=rule)), blocks)
     assert fewest_blocks(experiment(blocks=wanted, stopping=rule)) <= wanted
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_overwriting_that_is_cut_short_leaves_a_run_that_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Never blocks without their settings, nor the place of a run that is gone."""
+    plan = experiment(blocks=3, stopping={"early": False})
+    run_experiment(plan, NoisyRunner(), folder(tmp_path, plan))
+    blocks = folder(tmp_path, plan, resume=True).blocks()
+    unlink, calls = Path.unlink, count()
+
+    def dying(path: Path, missing_ok: bool = False) -> None:
+        if next(calls) == at:
+            raise Killed
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", dying)
+    with pytest.raises(Killed):
+        folder(tmp_path, plan, overwrite=True).begin()
+    monkeypatch.undo()
+    left = folder(tmp_path, plan, resume=True)
+    assert (tmp_path / "config.yaml").exists()
+    assert left.blocks() == blocks[: len(left.blocks())]
+    assert len(left.blocks()) == max(3 - at, 0)

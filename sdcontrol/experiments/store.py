@@ -91,9 +91,10 @@ class RunFolder:
         return list((self.path / "blocks").glob("[0-9]*.json"))
 
     def _empty(self) -> None:
-        """Remove what a run writes, and nothing else."""
-        names = ("config.yaml", "place.json", "results.json", "report.html")
-        for path in (*self._blocks(), *(self.path / name for name in names)):
+        """Remove what a run writes, and nothing else, in an order that leaves a run cut short, wherever it ends."""
+        names = ("place.json", "results.json", "report.html", "config.yaml")
+        blocks = sorted(self._blocks(), reverse=True)
+        for path in (*blocks, *(self.path / name for name in names)):
             path.unlink(missing_ok=True)
 
     def _unusable(self, error: OSError) -> ConfigError:
