@@ -418,3 +418,23 @@ def test_overwriting_that_is_cut_short_leaves_a_run_that_was_cut_short(
     assert (tmp_path / "config.yaml").exists()
     assert left.blocks() == blocks[: len(left.blocks())]
     assert len(left.blocks()) == max(3 - at, 0)
+
+
+def test_a_comparison_without_a_single_pair_keeps_a_run_going(tmp_path: Path) -> None:
+    """Limits that neither arm ever kept: whoever asked for that metric has no answer yet."""
+
+    class Unkept(NoisyRunner):
+        def run_block(
+            self, arm: str, block: int, *, start_seconds: float
+        ) -> tuple[RunRecord, Outputs]:
+            record, texts = super().run_block(arm, block, start_seconds=start_seconds)
+            kept = float(block >= 20)
+            metrics = {**record.metrics, "slo_requests_per_second": kept / record.seconds}
+            return record.model_copy(update={"metrics": metrics}), texts
+
+    both = ["tokens_per_second", "slo_requests_per_second"]
+    plan = experiment(blocks=40, stopping={"looks": 4}, metrics=both)
+    runner = Unkept(noise=0.01, factors={"on": 0.5})
+    results = run_experiment(plan, runner, folder(tmp_path / "run", plan))
+    assert {found.metric for found in results.comparisons} == {*both}
+    assert results.stopping.num_blocks == 30

@@ -58,8 +58,10 @@ def decide(experiment: Experiment, blocks: Sequence[BlockRecord]) -> Decision:
         return Decision(True, "too few arms are left to compare")
     rule = experiment.stopping
     if rule.early and len(kept) in spending(experiment.blocks, rule.looks, rule.alpha):
-        left = [c for c in compare(experiment, blocks) if not {c.arm, c.baseline} & failed]
-        if left and all(comparison.verdict != _NONE for comparison in left):
+        left = [pair for pair in experiment.comparisons if not failed & {*pair}]
+        claimed = [c for c in compare(experiment, blocks) if c.verdict != _NONE]
+        shown = sum((c.arm, c.baseline) in left for c in claimed)
+        if left and shown == len(left) * len(experiment.metrics):
             which = "every comparison that is left" if failed else "every comparison"
             return Decision(True, f"{which} shows a difference after {len(kept)} blocks")
     return Decision(False, f"{len(kept)} of {experiment.blocks} planned blocks were run")
