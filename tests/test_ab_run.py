@@ -375,6 +375,7 @@ def test_a_run_of_one_arm_compares_nothing_and_says_so(tmp_path: Path) -> None:
     results = run_experiment(plan, NoisyRunner(), folder(tmp_path / "run", plan))
     assert results.is_complete
     assert results.verdict == "There is one arm, so nothing is compared."
+    assert results.notes == ()  # nothing is to be shown, so no number of blocks is too small
 
 
 def test_peak_memory_is_that_of_the_device_that_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

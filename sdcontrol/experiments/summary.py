@@ -271,7 +271,7 @@ def _notes(experiment: Experiment, num_blocks: int) -> tuple[str, ...]:
             "Simulated requests are as long as recorded, and sampled as recorded: num_tokens, "
             "sampling and verification of the file change nothing."
         )
-    if fewest_blocks(experiment) > experiment.blocks:
+    if experiment.comparisons and fewest_blocks(experiment) > experiment.blocks:
         notes.append(
             f"{experiment.blocks} blocks cannot show any difference, however large, in "
             f"{len(experiment.comparisons) * len(experiment.metrics)} comparisons at "
