@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from sdcontrol.errors import ConfigError, UnsupportedModel
 from sdcontrol.experiments.judge import decide, fewest_blocks
 from sdcontrol.experiments.machine import PeakMemory
-from sdcontrol.experiments.records import BlockRecord, RunRecord
+from sdcontrol.experiments.records import BlockRecord, Place, RunRecord
 from sdcontrol.experiments.report.numbers import block_ratios
 from sdcontrol.experiments.results import Results
 from sdcontrol.experiments.run import run_experiment
 from sdcontrol.experiments.runner import Outputs
 from sdcontrol.experiments.schedule import is_warmup, turns
 from sdcontrol.experiments.store import RunFolder
-from tests.ab_support import NoisyRunner, experiment, run_record
+from tests.ab_support import PLACE, NoisyRunner, experiment, run_record
 
 ARMS = [{"name": name, "policy": "off"} for name in ("a", "b", "c")]
 
@@ -419,6 +419,34 @@ def test_overwriting_that_is_cut_short_leaves_a_run_that_was_cut_short(
     assert (tmp_path / "config.yaml").exists()
     assert left.blocks() == blocks[: len(left.blocks())]
     assert len(left.blocks()) == max(3 - at, 0)
+
+
+def test_a_run_that_went_on_elsewhere_says_so(tmp_path: Path) -> None:
+    """Else numbers of two machines would be shown as the first one's."""
+    plan = experiment(blocks=4, stopping={"early": False})
+
+    def place(threads: int, torch_version: str) -> Place:
+        setting = PLACE.setting.model_copy(
+            update={"threads": threads, "versions": {"torch": torch_version}}
+        )
+        return Place(is_simulated=False, setting=setting)
+
+    def go_on(where: Place, turns: int) -> list[str]:
+        """So many turns; the first two are to warm up again."""
+        runner = DyingRunner(turns, KeyboardInterrupt, place=where)
+        results = run_experiment(plan, runner, folder(tmp_path, plan, resume=True))
+        assert results.setting == place(1, "2.11").setting
+        return [note for note in results.notes if "interruption" in note]
+
+    here, elsewhere = place(1, "2.11"), place(8, "2.12")
+    said = [
+        "After an interruption it went on with threads 8 in place of 1, torch 2.12 in place of 2.11."
+    ]
+    assert go_on(here, 2) == []
+    assert go_on(elsewhere, 3) == []  # in which nothing was finished
+    assert go_on(elsewhere, 4) == said
+    assert go_on(here, 99) == said
+    assert go_on(place(2, "2.12"), 99) == said  # when there was nothing left to do
 
 
 def test_a_comparison_without_a_single_pair_keeps_a_run_going(tmp_path: Path) -> None:

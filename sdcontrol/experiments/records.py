@@ -16,7 +16,7 @@ __all__ = ["BlockRecord", "DraftCounts", "Place", "RunRecord"]
 class DraftCounts(Record):
     """What became of one drafter's tokens in a block."""
 
-    steps: int = 0  # requests times steps in which it drafted
+    steps: int = 0  # requests times steps in which a draft of it was verified
     drafted: int = 0
     proposed: int = 0
     accepted: int = 0
@@ -62,3 +62,36 @@ class Place(Record):
     is_simulated: bool
     setting: Setting
     roofline: Roofline | None = None
+    later: tuple[Setting, ...] = ()  # where it went on after interruptions, unlike where it began
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """All of them, the first one first."""
+        return (self.setting, *self.later)
+
+    def going_on(self, now: "Place") -> "Place":
+        """This, and that it went on somewhere else."""
+        return self.model_copy(update={"later": (*self.later, now.setting)})
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was unlike the beginning where it went on."""
+        before = _facts(self.setting)
+        return tuple(
+            f"After an interruption it went on with {', '.join(_changes(before, _facts(now)))}."
+            for now in self.later
+        )
+
+
+def _facts(setting: Setting) -> dict[str, object]:
+    facts = setting.model_dump()
+    versions = facts.pop("versions")
+    return {**facts, **versions}
+
+
+def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    return [
+        f"{name} {now.get(name)} in place of {before.get(name)}"
+        for name in {**before, **now}
+        if now.get(name) != before.get(name)
+    ]

@@ -56,8 +56,8 @@ def run_experiment(
     An arm that fails ends alone. Raises `ConfigError` where the folder holds damaged blocks.
     """
     folder.begin()
-    blocks = folder.blocks()
-    place = folder.place() or runner.place
+    blocks, here = folder.blocks(), runner.place
+    place = (folder.place() if blocks else None) or here
     folder.set_place(place)
     pace = _Pace(experiment, watcher or Silent(), blocks, clock)
     flush = _Flush(lambda done: folder.write_results(summarise(experiment, done, place)))
@@ -67,6 +67,9 @@ def run_experiment(
             _catch_up(experiment, runner, blocks, pace)
         while not decide(experiment, blocks).is_done:
             record = _run_block(experiment, runner, blocks, pace)
+            if here.setting not in place.settings:
+                place = place.going_on(here)
+                folder.set_place(place)
             folder.add_block(record)
             blocks.append(record)
             flush.maybe(blocks)

@@ -72,7 +72,7 @@ def summarise(
         drift=drift_of(experiment, blocks),
         texts=texts,
         verdict=_verdict(comparisons, arms, texts, experiment.reference),
-        notes=_notes(experiment, kept),
+        notes=(*_notes(experiment, kept), *place.notes),
         stopping=Stopping(
             num_blocks=kept,
             planned_blocks=experiment.blocks,
