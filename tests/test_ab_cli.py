@@ -185,3 +185,28 @@ def test_what_cannot_be_done_ends_with_2_and_one_line(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("num_arms", [1, 5, 6, 20, 64])
+def test_however_many_arms_there_are_all_names_and_numbers_are_legible(
+    capsys: pytest.CaptureFixture[str], num_arms: int
+) -> None:
+    """As into a file, 120 columns wide."""
+    facts = make_results(num_steps=50).model_dump(mode="json")
+    arm = facts["arms"][0]
+    speed = arm["metrics"]["tokens_per_second"]
+    facts["arms"] = [
+        arm
+        | {
+            "name": f"static-ngram-{number:02}",
+            "metrics": {"tokens_per_second": speed | {"value": 1000.0 + number}},
+        }
+        for number in range(num_arms)
+    ]
+    console = Console(width=120)
+    for table in tables(Results.model_validate(facts)):
+        console.print(table)
+    printed = capsys.readouterr().out
+    for number in range(num_arms):
+        assert f"static-ngram-{number:02}" in printed
+        assert f"{1000 + number} " in printed

@@ -3,36 +3,39 @@
 Knows `Results`; measures and decides nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
 from sdcontrol.experiments.metrics import METRICS
-from sdcontrol.experiments.results import MetricSummary, Results
+from sdcontrol.experiments.results import ArmResult, MetricSummary, Results
 
 __all__ = ["tables"]
+
+_MOST_ARMS = 5  # side by side: of more, names and numbers would be cut
 
 
 def tables(results: Results) -> Iterator[Table]:
     """Metrics by arm, comparisons, and the machine's own noise where it was measured."""
-    yield _metrics(results)
+    for first in range(0, len(results.arms) or 1, _MOST_ARMS):
+        yield _metrics(results, results.arms[first : first + _MOST_ARMS])
     if results.comparisons:
         yield _comparisons(results)
     if results.drift is not None:
         yield _drift(results)
 
 
-def _metrics(results: Results) -> Table:
+def _metrics(results: Results, arms: Sequence[ArmResult]) -> Table:
     measured = "simulated" if results.is_simulated else "live"
     title = f"{results.title}: means over {results.stopping.num_blocks} blocks, 95 % ({measured})"
     table = Table(title=escape(title))
     table.add_column("metric", no_wrap=True)
-    for arm in results.arms:
+    for arm in arms:
         name = f"{arm.name} (failed)" if arm.failed else arm.name
-        table.add_column(escape(name), justify="right")
+        table.add_column(escape(name), justify="right", overflow="fold")
     for name in METRICS:
-        cells = [arm.metrics.get(name) for arm in results.arms]
+        cells = [arm.metrics.get(name) for arm in arms]
         if any(cells):
             table.add_row(name, *(_cell(cell) for cell in cells))
     return table
@@ -54,7 +57,7 @@ def _digits(value: float) -> str:
 def _comparisons(results: Results) -> Table:
     table = Table(title="Ratios inside blocks")
     for column in ("arm / against", "metric"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in ("ratio", "interval", "p, corrected", "blocks"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
