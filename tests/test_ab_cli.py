@@ -9,6 +9,7 @@ from rich.console import Console
 from sdcontrol.cli import ab, ab_devices, main
 from sdcontrol.cli.ab_table import tables
 from sdcontrol.experiments.live import LiveRunner
+from sdcontrol.experiments.loading import load_experiments
 from sdcontrol.experiments.results import Results
 from tests.report_support import make_results
 
@@ -210,3 +211,17 @@ def test_however_many_arms_there_are_all_names_and_numbers_are_legible(
     for number in range(num_arms):
         assert f"static-ngram-{number:02}" in printed
         assert f"{1000 + number} " in printed
+
+
+def test_an_interrupted_run_is_the_last_of_its_device(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = load_experiments(config, ["matrix={workload.num_tokens: [4, 5]}"])
+
+    def interrupted(self: LiveRunner, arm: str, block: int, **more: float) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LiveRunner, "run_block", interrupted)
+    settings: list[dict[str, object]] = [dict(plan.resolved()) for plan in plans]
+    ab_devices.run_group((settings, str(tmp_path / "runs"), False, False))
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [plans[0].name]

@@ -63,7 +63,9 @@ def run_group(group: Group) -> int:
         folder = RunFolder(path, experiment, resume=resume, overwrite=overwrite)
         runner = runner_of(experiment)
         try:
-            run_experiment(experiment, runner, folder)
+            results = run_experiment(experiment, runner, folder)
         finally:
             runner.close()
+        if not results.is_complete:  # interrupted: so are those after it
+            break
     return len(settings)
