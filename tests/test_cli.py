@@ -572,6 +572,17 @@ def test_a_summary_says_speed_acceptance_and_where_time_went() -> None:
     assert time.startswith("time: verify 70%, ")
 
 
+def test_a_draft_of_which_nothing_was_submitted_is_no_verification() -> None:
+    """Else the report's tokens per draft would be others than those of metrics and comparisons."""
+    made = stats()
+    view = BatchView(2, (RequestView("a", 9, 1, 50, drafters=("ngram",)),), 99)
+    trimmed = Observation(view, Plan((Choice.of("ngram", 3),)), (3,), (0,), (0,), (1,), Timing())
+    made.add(trimmed)
+    ngram = made.drafters["ngram"]
+    assert (ngram.steps, ngram.drafted, ngram.proposed) == (2, 9, 6)
+    assert ngram.acceptance_length == 3.0
+
+
 def test_the_record_of_a_summary_is_json_with_the_same_numbers() -> None:
     record: Mapping[str, object] = json.loads(json.dumps(summary_record(stats())))
     assert record["tokens_per_second"] == pytest.approx(4.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sdcontrol import SpeculativeDecoder
-from sdcontrol.core import Planner
+from sdcontrol.core import BatchView, Confidence, Observation, Plan, Planner
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.generation import decoding_of, prepare_config
 from sdcontrol.engine.loop import Engine
@@ -172,3 +172,26 @@ def test_an_interrupt_anywhere_changes_nobodys_text(
         assert engine.pool.free_blocks == engine.pool.num_blocks - 1
         engine.scheduler.check_integrity()
     assert vars(MODEL.config)["_attn_implementation_internal"] == "sdpa"
+
+
+class Hesitant:
+    """Has everybody drafted for, and submits nothing of it."""
+
+    def plan(self, view: BatchView) -> Plan:
+        return Plan.uniform(view, "draft_model", 2)
+
+    def refine(self, view: BatchView, plan: Plan, confidence: Confidence) -> Plan:
+        return Plan.off(view)
+
+    def observe(self, observation: Observation) -> None:
+        """It learns nothing."""
+
+
+def test_a_draft_of_which_nothing_was_submitted_is_no_verification(alone: list[list[int]]) -> None:
+    with decoder_of(policy=Hesitant()) as decoder:
+        events = [*decoder.stream(PROMPTS[:1], **GREEDY)]
+        reported = decoder.report().drafters["draft_model"]
+    assert [token for event in events for token in event.tokens] == alone[0]
+    for stats in (reported, events[-1].drafters["draft_model"]):
+        assert stats.drafted > 0
+        assert (stats.steps, stats.proposed, stats.acceptance_length) == (0, 0, 1.0)

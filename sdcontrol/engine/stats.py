@@ -19,7 +19,7 @@ _MOST_WAITING = 16  # steps
 class DrafterStats:
     """One drafter arm."""
 
-    steps: int = 0  # requests times steps in which it drafted
+    steps: int = 0  # requests times steps in which a draft of it was verified
     drafted: int = 0
     proposed: int = 0
     accepted: int = 0
@@ -31,7 +31,7 @@ class DrafterStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per verification, the bonus token included."""
+        """Tokens per verification of a draft, the bonus token included."""
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
 
@@ -103,7 +103,7 @@ class EngineStats:
             if choice.drafter is None:
                 continue
             stats = self.drafters.setdefault(arm, DrafterStats())
-            stats.steps += 1
+            stats.steps += observation.proposed[row] > 0
             stats.drafted += observation.drafted[row]
             stats.proposed += observation.proposed[row]
             stats.accepted += observation.accepted[row]

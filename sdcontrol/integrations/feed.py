@@ -110,7 +110,7 @@ class Feed:
             if choice.drafter is None or owner is None:
                 continue
             stats = owner.drafters[request.id].setdefault(choice.drafter, DrafterStats())
-            stats.steps += 1
+            stats.steps += observation.proposed[row] > 0
             stats.drafted += observation.drafted[row]
             stats.proposed += observation.proposed[row]
             stats.accepted += observation.accepted[row]
