@@ -583,6 +583,17 @@ def test_a_draft_of_which_nothing_was_submitted_is_no_verification() -> None:
     assert ngram.acceptance_length == 3.0
 
 
+def test_of_many_faults_the_first_are_kept_and_all_are_counted() -> None:
+    """A planner may fail in every step, for as long as a server runs."""
+    made, view = EngineStats(), BatchView(0, (), 99)
+    for step in range(1500):
+        faults = (f"planner failed to plan: {step}", "planner failed to observe: it")
+        made.add(Observation(view, Plan(()), (), (), (), (), Timing(), faults=faults))
+    assert len(made.faults) == 1000
+    assert summary_lines(made)[-1] == "faults: 3000, the first: planner failed to plan: 0"
+    assert summary_record(made)["num_faults"] == 3000
+
+
 def test_the_record_of_a_summary_is_json_with_the_same_numbers() -> None:
     record: Mapping[str, object] = json.loads(json.dumps(summary_record(stats())))
     assert record["tokens_per_second"] == pytest.approx(4.0)

@@ -13,6 +13,7 @@ from sdcontrol.engine.history import RequestHistory, RequestLog
 __all__ = ["DrafterStats", "EngineStats", "GraphStats", "Tally"]
 
 _MOST_WAITING = 16  # steps
+_MOST_FAULTS = 1000  # kept in words, the first ones: a planner may fail in every step
 
 
 @dataclass(slots=True)
@@ -60,7 +61,8 @@ class EngineStats:
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
     lengths: dict[tuple[str, int], int] = field(default_factory=dict)  # (arm, length): times chosen
     seconds: dict[str, float] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
+    num_faults: int = 0
+    faults: list[str] = field(default_factory=list)  # the first thousand
     shadows: dict[str, DrafterStats] = field(default_factory=dict)  # free drafters, while unused
     graphs: GraphStats = field(default_factory=GraphStats)
     history: RequestLog = field(default_factory=RequestLog)
@@ -76,7 +78,8 @@ class EngineStats:
         self.decoded_requests += len(observation.view.requests)
         self.emitted += sum(observation.emitted)
         self.prefill_tokens += observation.view.prefill_tokens
-        self.faults.extend(observation.faults)
+        self.num_faults += len(observation.faults)
+        self.faults.extend(observation.faults[: _MOST_FAULTS - len(self.faults)])
         self._add_choices(observation)
         self._add_shadows(observation)
         self.history.add(observation)

@@ -27,7 +27,7 @@ def summary_lines(stats: EngineStats) -> list[str]:
         parts = ", ".join(f"{name} {100 * spent / seconds:.0f}%" for name, spent in shares)
         lines.append(f"time: {parts}")
     if stats.faults:
-        lines.append(f"faults: {len(stats.faults)}, the first: {stats.faults[0]}")
+        lines.append(f"faults: {stats.num_faults}, the first: {stats.faults[0]}")
     return lines
 
 
@@ -65,6 +65,7 @@ def summary_record(stats: EngineStats) -> dict[str, object]:
             for arm, shadow in stats.shadows.items()
         },
         "requests": [_request_record(history) for history in stats.requests.values()],
+        "num_faults": stats.num_faults,
         "faults": list(stats.faults),
     }
 
