@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from sdcontrol.cli.progress import progress
 from sdcontrol.cli.prompts import Prompt, read_prompts
 from sdcontrol.cli.results import InOrder, JsonLinesWriter, TextWriter
 from sdcontrol.core import BatchView, Choice, Observation, Plan, RequestView, Timing
-from sdcontrol.engine.stats import EngineStats
+from sdcontrol.engine.stats import EngineStats, Tally
 from sdcontrol.errors import ConfigError
 from sdcontrol.integrations.streaming import StreamEvent
 from sdcontrol.integrations.summary import request_lines, summary_lines, summary_record
@@ -581,6 +582,31 @@ def test_a_draft_of_which_nothing_was_submitted_is_no_verification() -> None:
     ngram = made.drafters["ngram"]
     assert (ngram.steps, ngram.drafted, ngram.proposed) == (2, 9, 6)
     assert ngram.acceptance_length == 3.0
+
+
+def test_a_report_is_whole_while_another_thread_counts_steps() -> None:
+    """As that of a server is, which a thread of its own asks for."""
+    tally, is_done, before = Tally(), threading.Event(), sys.getswitchinterval()
+
+    def count() -> None:
+        for step in range(3000):
+            view = BatchView(step, (RequestView(f"r{step}", 9, 5, 50),), 99)
+            plan = Plan((Choice.of("ngram", 1 + step % 16),))
+            tally.add(Observation(view, plan, (1,), (1,), (1,), (2,), Timing()))
+        is_done.set()
+
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=count)
+    try:
+        thread.start()
+        while not is_done.is_set():
+            report = tally.copy()
+            assert sum(report.lengths.values()) == report.steps == report.decoded_requests
+            assert report.emitted == 2 * report.steps
+    finally:
+        sys.setswitchinterval(before)
+        thread.join()
+    assert tally.copy().steps == 3000
 
 
 def test_of_many_faults_the_first_are_kept_and_all_are_counted() -> None:

@@ -83,6 +83,10 @@ class EngineParts:
         """What was drafted, accepted and spent so far: the object itself, which later steps change."""
         return self._tally.stats
 
+    def stats_so_far(self) -> EngineStats:
+        """A copy of them, which later steps do not change; any thread may ask."""
+        return self._tally.copy()
+
     def submit(
         self,
         prompt: str | Sequence[int],

@@ -3,6 +3,7 @@
 Knows observations only.
 """
 
+import copy
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -161,6 +162,12 @@ class Tally:
         """Of all steps so far: the object itself, which later steps change."""
         self._add_up()
         return self._stats
+
+    def copy(self) -> EngineStats:
+        """Of all steps so far, whole, also while another thread counts steps."""
+        self._add_up()
+        with self._lock:
+            return copy.deepcopy(self._stats)
 
     def _add_up(self) -> None:
         with self._lock:

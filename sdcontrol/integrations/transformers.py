@@ -6,7 +6,6 @@
 Knows what `generate` hands to a custom function, and what it drops; the engine does the rest.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -207,7 +206,7 @@ class SpeculativeDecoder:
         `report().requests[id]` tells what was chosen for a request and why; `lines()` of it says
         so in words.
         """
-        return copy.deepcopy(self.engine.stats)
+        return self.engine.stats_so_far()
 
     def forget(self) -> None:
         """Compute every prompt of later calls anew: weights were written through `tensor.data`.
