@@ -467,3 +467,16 @@ def test_a_comparison_without_a_single_pair_keeps_a_run_going(tmp_path: Path) ->
     results = run_experiment(plan, runner, folder(tmp_path / "run", plan))
     assert {found.metric for found in results.comparisons} == {*both}
     assert results.stopping.num_blocks == 30
+
+
+def test_only_what_learns_is_said_to_learn(tmp_path: Path) -> None:
+    names = ("off", "static:ngram:4", "concurrency_schedule", "roofline", "ema_steps", "goodput")
+    arms = [{"name": name.partition(":")[0], "policy": name} for name in names]
+    plan = experiment(arms=arms, blocks=2)
+    results = run_experiment(plan, NoisyRunner(), folder(tmp_path, plan))
+    assert [arm.name for arm in results.arms if arm.is_adaptive] == [
+        "roofline",
+        "ema_steps",
+        "goodput",
+    ]
+    assert any(note.startswith("roofline, ema_steps, goodput: ") for note in results.notes)

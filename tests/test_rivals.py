@@ -10,7 +10,7 @@ from sdcontrol.controller import Controller
 from sdcontrol.core import BatchView, Belief, Observation, Plan, RequestView, Timing
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
-from sdcontrol.policies.checks import ToyCost
+from sdcontrol.policies.checks import ToyCost, check_policy
 from sdcontrol.policies.rivals.budget_argmax import BudgetArgmax
 from sdcontrol.policies.rivals.ema_steps import EmaSteps, _moved
 from sdcontrol.policies.rivals.heuristic import Heuristic
@@ -461,3 +461,10 @@ def test_a_rival_without_a_named_drafter_takes_the_first_that_is_offered(name: s
     assert {choice.drafter for choice in plan.choices} == {ARM}
     named = policies.build({"kind": name, "drafter": "ngram"}).plan(view, belief_of(2))
     assert {choice.drafter for choice in named.choices} <= {"ngram", None}
+
+
+@pytest.mark.parametrize("name", ["concurrency_schedule", "ema_steps"])
+def test_a_rule_that_looks_at_no_belief_does_not_pay_for_one(name: str) -> None:
+    """Else comparisons would charge it for estimates that are ours."""
+    assert not Controller(name, clock=None).learns
+    check_policy(policies.build(name))  # that no belief changes its plans is part of it

@@ -31,7 +31,7 @@ from sdcontrol.experiments.workload_settings import Workload
 __all__ = ["summarise"]
 
 _MOST_DIFFERENCES = 20
-_FIXED = ("off", "static")  # policies that learn nothing
+_FIXED = ("off", "static", "concurrency_schedule")  # policies that learn nothing
 _BEGINNINGS: Mapping[Beginning, str] = {
     "kept": "the controller learns on from block to block, as one that stays in service does",
     "cold": "a new controller in every block, which knows nothing when it begins",

@@ -35,6 +35,8 @@ class ConcurrencyScheduleConfig(OneDrafterConfig):
 class ConcurrencySchedule(OneDrafter):
     """The row of the smallest batch that holds the current one. `schedule` is sorted by batch."""
 
+    uses_belief = False
+
     def __init__(self, drafter: str | None, schedule: dict[int, int]) -> None:
         super().__init__(drafter)
         self.schedule = schedule

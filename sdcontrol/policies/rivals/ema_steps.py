@@ -66,6 +66,8 @@ class EmaSteps(OneDrafter):
     mean and a length of its own. A candidate of 0 is left again after 5 batches.
     """
 
+    uses_belief = False
+
     def __init__(
         self, drafter: str | None, candidates: dict[int, tuple[int, ...]], initial_tokens: int
     ) -> None:
