@@ -18,6 +18,7 @@ from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.report import render, write_report
 from sdcontrol.experiments.report.quantities import label_of, scale_of
 from sdcontrol.experiments.report.timeline import bin_seconds, bins_of, choice_of, own_seconds
+from sdcontrol.experiments.report.verdict import verdict_of
 from sdcontrol.experiments.results import Results
 from tests.report_support import POLICIES, make_results
 
@@ -441,3 +442,10 @@ def test_arms_are_told_apart_whatever_cones_an_eye_has(eye: np.ndarray, scheme: 
     apart = {(i, j): float(np.linalg.norm(seen[i] - seen[j])) for i, j in combinations(range(8), 2)}
     assert min(apart.values()) > 0.07
     assert min(distance for (_, j), distance in apart.items() if j < 5) > 0.12
+
+
+def test_a_name_that_ends_in_a_full_stop_ends_no_sentence() -> None:
+    verdict = "v1.2. is faster than off.: 1.2x (in 9 of 12). It ended. All is well."
+    found = verdict_of(make_results(["off.", "v1.2."], num_steps=50, verdict=verdict))
+    assert (found.headline, found.aside) == ("v1.2. is faster than off.: 1.2x.", "in 9 of 12")
+    assert [sentence for sentence, _ in found.rest] == ["It ended.", "All is well."]

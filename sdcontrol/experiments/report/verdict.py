@@ -11,7 +11,6 @@ from sdcontrol.experiments.results import Results
 
 __all__ = ["Verdict", "verdict_of"]
 
-_SENTENCE_ENDS = re.compile(r"(?<=\.)\s+")
 _BRACKETED = re.compile(r"\s*\(([^()]*)\)")
 
 
@@ -28,7 +27,7 @@ class Verdict:
 def verdict_of(results: Results) -> Verdict:
     """Links a sentence to the comparison that says the same, the headline at least to the first."""
     links = {c.sentence.strip(): comparison_id(c, results) for c in results.comparisons}
-    first, *rest = _SENTENCE_ENDS.split(results.verdict.strip())
+    first, *rest = _sentences(results)
     fallback = comparison_id(results.comparisons[0], results) if results.comparisons else "metrics"
     return Verdict(
         headline=_BRACKETED.sub("", first),
@@ -36,3 +35,10 @@ def verdict_of(results: Results) -> Verdict:
         link=links.get(first, fallback),
         rest=tuple((sentence, links.get(sentence, "")) for sentence in rest),
     )
+
+
+def _sentences(results: Results) -> list[str]:
+    """Those of the verdict; the full stop at the end of an arm's name ends none."""
+    names = [arm.name for arm in results.arms if arm.name.endswith(".")]
+    no_name = "".join(rf"(?<!\b{re.escape(name)})" for name in names)
+    return re.split(rf"(?<=\.){no_name}\s+", results.verdict.strip())
