@@ -106,6 +106,18 @@ def test_noise_is_the_standard_deviation_whatever_a_few_blocks_do() -> None:
     assert noise_of([*values, 3.0]) == pytest.approx(noise_of(values), rel=0.1)
 
 
+def test_blocks_most_of_which_are_alike_have_noise_too() -> None:
+    """Else so many blocks, in which no difference was shown, would be said to be more than it takes."""
+    ratios = [0.0] * 7 + [0.1] * 5
+    assert noise_of(ratios) == pytest.approx(np.std(ratios, ddof=1))
+    assert noise_of([0.1] * 9) == 0.0
+    plan = experiment(blocks=12, stopping={"looks": 1})
+    found = compare(plan, blocks_of(np.exp(ratios)))[0]
+    assert found.verdict == "no difference shown"
+    assert found.num_blocks_needed is not None
+    assert found.num_blocks_needed > 12
+
+
 @pytest.mark.parametrize("bad", [[], [math.nan], [math.inf, 1.0]])
 def test_what_is_no_number_is_refused(bad: list[float]) -> None:
     with pytest.raises(ConfigError):

@@ -166,11 +166,14 @@ def _t_quantile(probability: float, freedom: int) -> float:
 
 def noise_of(log_ratios: Sequence[float]) -> float:
     """Standard deviation of one block's log ratio, by the median deviation: a stalled block in
-    ten does not count, as it does not for the test. Small samples are corrected for."""
+    ten does not count, as it does not for the test. Small samples are corrected for. Where most
+    blocks are alike, as simulated ones may be, of which that knows nothing, by all of them."""
     values = np.asarray(log_ratios, dtype=float)
     if values.size < 2:
         return 0.0
     deviation = float(np.median(np.abs(values - np.median(values))))
+    if not deviation:
+        return float(np.std(values, ddof=1))
     return 1.4826 * deviation * values.size / (values.size - 0.8)
 
 
