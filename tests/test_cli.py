@@ -667,6 +667,15 @@ def test_histories_are_kept_of_the_latest_requests_only() -> None:
     assert "75" not in made.requests
 
 
+def test_a_request_that_goes_on_keeps_its_history_however_many_come_after_it() -> None:
+    made, long = EngineStats(), RequestView("long", 9, 5, 5000)
+    for index in range(1100):
+        view = BatchView(index, (long, RequestView(str(index), 9, 5, 50)), 99)
+        made.add(Observation(view, Plan.off(view), (0,) * 2, (0,) * 2, (0,) * 2, (1, 1), Timing()))
+    assert len(made.requests) == 1024
+    assert made.requests["long"].steps == made.requests["long"].emitted == 1100
+
+
 def test_an_engine_that_did_nothing_has_a_summary_too() -> None:
     assert summary_lines(EngineStats())[1:] == ["no drafts"]
     assert summary_record(EngineStats())["tokens_per_second"] == 0.0

@@ -116,8 +116,14 @@ class RequestLog:
             if history is None:
                 history = requests[view.id] = RequestHistory(view.id)
                 if len(requests) > _MOST_REQUESTS:
-                    requests.popitem(last=False)
+                    self._forget_one(observation)
             history._add(row, observation)
+
+    def _forget_one(self, observation: Observation) -> None:
+        """The oldest, unless it decodes on: its totals would begin anew."""
+        live = {view.id for view in observation.view.requests}
+        oldest = next((name for name in self.requests if name not in live), None)
+        del self.requests[oldest or next(iter(self.requests))]
 
 
 def _name(choice: Choice) -> str:
