@@ -480,3 +480,24 @@ def test_only_what_learns_is_said_to_learn(tmp_path: Path) -> None:
         "goodput",
     ]
     assert any(note.startswith("roofline, ema_steps, goodput: ") for note in results.notes)
+
+
+def test_the_machines_noise_is_that_of_the_metric_that_is_compared(tmp_path: Path) -> None:
+    """Under a load every run has the same output per second, however latencies vary."""
+
+    class Loaded(NoisyRunner):
+        def run_block(
+            self, arm: str, block: int, *, start_seconds: float
+        ) -> tuple[RunRecord, Outputs]:
+            record, texts = super().run_block(arm, block, start_seconds=start_seconds)
+            metrics = {"tokens_per_second": 100.0, "e2e_seconds_p50": record.seconds}
+            return record.model_copy(update={"metrics": metrics}), texts
+
+    metrics = ["e2e_seconds_p50", "tokens_per_second"]
+    plan = experiment(blocks=30, repeat_every=1, stopping={"early": False}, metrics=metrics)
+    drift = run_experiment(plan, Loaded(noise=0.05), folder(tmp_path, plan)).drift
+    assert drift is not None
+    assert drift.metric == "e2e_seconds_p50"
+    assert drift.noise == pytest.approx(0.05 * 2**0.5, rel=0.5)
+    assert drift.smallest_ratio is not None
+    assert 1.01 < drift.smallest_ratio < 1.2  # longer, which is worse

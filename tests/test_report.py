@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.report import render, write_report
-from sdcontrol.experiments.report.quantities import label_of, scale_of
+from sdcontrol.experiments.report.quantities import DASH, label_of, scale_of
 from sdcontrol.experiments.report.timeline import bin_seconds, bins_of, choice_of, own_seconds
 from sdcontrol.experiments.report.verdict import verdict_of
 from sdcontrol.experiments.results import Results
@@ -449,3 +449,18 @@ def test_a_name_that_ends_in_a_full_stop_ends_no_sentence() -> None:
     found = verdict_of(make_results(["off.", "v1.2."], num_steps=50, verdict=verdict))
     assert (found.headline, found.aside) == ("v1.2. is faster than off.: 1.2x.", "in 9 of 12")
     assert [sentence for sentence, _ in found.rest] == ["It ended.", "All is well."]
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_second", "ttft_seconds_p50"])
+def test_the_baselines_second_run_stands_beside_the_metric_that_it_is_of(metric: str) -> None:
+    results = make_results(num_steps=50)
+    assert results.drift is not None
+    drift = results.drift.model_copy(update={"metric": metric})
+    page = render(results.model_copy(update={"drift": drift}))
+    assert data_of(page)["plots"]["blocks"]["drift"]["metric"] == label_of(metric)
+    assert f"{label_of(metric)}: the second run was at 1.0010" in Page(page).text
+    table = page[page.index('<table id="blocks-table-1"') :]
+    rows = [Page(row).text for row in table[: table.index("</table>")].split("<tr>")[2:]]
+    of_drift = [row.startswith(label_of(metric)) for row in rows]
+    assert 0 < sum(of_drift) < len(rows)
+    assert [not row.endswith(DASH) for row in rows] == of_drift

@@ -78,7 +78,7 @@ def _comparisons(results: Results) -> Table:
 def _drift(results: Results) -> Table:
     drift = results.drift
     assert drift is not None
-    title = f"A/A: {results.baseline} twice in {len(drift.per_block)} blocks"
+    title = f"A/A: {results.baseline} twice in {len(drift.per_block)} blocks, {drift.metric}"
     table = Table(title=escape(title))
     for column in ("second over first", "interval", "noise of one block", "could show"):
         table.add_column(column, justify="right")

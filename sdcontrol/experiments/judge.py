@@ -198,15 +198,18 @@ def _needed(experiment: Experiment, ratios: Sequence[float], ratio: float) -> in
 
 
 def drift_of(experiment: Experiment, blocks: Sequence[BlockRecord]) -> DriftResult | None:
-    """The baseline's second run over its first, in blocks that have both; None without any."""
+    """The baseline's second run over its first, in blocks that have both; None without any.
+
+    By the first of the compared metrics: under a load, say, output per second does not tell of latencies.
+    """
+    metric = experiment.metrics[0]
     ratios: list[tuple[int, float]] = []
     for block in counted(blocks):
         first = block.run(experiment.reference)
         second = block.run(experiment.reference, is_repeat=True)
-        if first is None or second is None or not min(first.tokens, second.tokens):
-            continue
-        rates = [run.metrics["tokens_per_second"] for run in (second, first)]
-        ratios.append((block.block, math.log(rates[0] / rates[1])))
+        ratio = ratio_of(metric, second, first) if first and second else None
+        if ratio is not None:
+            ratios.append((block.block, math.log(ratio)))
     if not ratios:
         return None
     logs = [ratio for _, ratio in ratios]
@@ -215,7 +218,10 @@ def drift_of(experiment: Experiment, blocks: Sequence[BlockRecord]) -> DriftResu
     smallest = None
     if len(logs) > 1:
         smallest = smallest_effect(len(counted(blocks)), noise, alpha=_single_alpha(experiment))
+    if smallest is not None and not METRICS[metric].higher_is_better:
+        smallest = 1.0 / smallest
     return DriftResult(
+        metric=metric,
         ratio=_interval(estimate, len(logs)),
         noise=noise,
         per_block=tuple((block, math.exp(ratio)) for block, ratio in ratios),

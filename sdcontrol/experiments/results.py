@@ -155,10 +155,13 @@ class Comparison(Record):
 class DriftResult(Record):
     """The machine's own noise: the baseline run twice in the same blocks (A/A)."""
 
-    ratio: Interval  # second over first, by output tokens per second
+    metric: str = "tokens_per_second"  # the first of those compared
+    ratio: Interval  # second over first
     noise: float  # standard deviation of the log ratio of one block, outliers aside
     per_block: tuple[tuple[int, float], ...]  # (block, ratio)
-    smallest_ratio: float | None  # the slowdown that so many blocks show, with power 0.8
+    smallest_ratio: (
+        float | None
+    )  # the change for the worse that so many blocks show, with power 0.8
     # ^ None: they are too few to show any
 
 

@@ -121,13 +121,14 @@ def block_table(results: Results, series: BlockRatios) -> Table:
     drift = dict(results.drift.per_block) if results.drift else {}
     ratio = Scale(1.0, TIMES_SIGN, 3)
     rows = []
-    for place, (metric, by_arm) in enumerate(series.items()):
+    for metric, by_arm in series.items():
+        repeated = drift if results.drift and results.drift.metric == metric else {}
         values = {arm: dict(points) for arm, points in by_arm.items()}
         for block in sorted(
             {int(b) for points in by_arm.values() for b, _ in points if b is not None}
         ):
             cells = [number(values.get(arm, {}).get(block), ratio) for arm in arms]
-            again = [number(drift.get(block) if place == 0 else None, ratio)] if drift else []
+            again = [number(repeated.get(block), ratio)] if drift else []
             rows.append(Row([Cell(label_of(metric)), Cell(str(block)), *cells, *again]))
     columns = [
         Column("Metric", is_number=False),

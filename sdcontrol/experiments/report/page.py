@@ -21,6 +21,7 @@ from sdcontrol.experiments.report.figures import (
     figures_of,
     headline_figure,
 )
+from sdcontrol.experiments.report.quantities import label_of
 from sdcontrol.experiments.report.tables import (
     acceptance_table,
     comparison_table,
@@ -59,6 +60,7 @@ def render(results: Results) -> str:
             headline=headline,
             figures=figures,
             verdict=verdict_of(results),
+            drift_metric=label_of(results.drift.metric) if results.drift else "",
             metrics=metrics_table(results),
             comparisons=comparison_table(results),
             acceptance=acceptance_table(results.arms),

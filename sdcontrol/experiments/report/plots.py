@@ -262,7 +262,7 @@ def block_plots(results: Results, series: Mapping[str, Mapping[int, Sequence[Poi
         points: list[JsonValue] = [
             [block, _round(ratio)] for block, ratio in results.drift.per_block
         ]
-        drift = {"points": points, **_interval(results.drift.ratio)}
+        drift = {"metric": label_of(results.drift.metric), "points": points}
     return {"kind": "blocks", "baseline": results.baseline, "choices": choices, "drift": drift}
 
 

@@ -46,7 +46,7 @@ const PLOTS = {
     const metric = plot.choices[page.metric];
     if (!metric) return emptyNote(host);
     const intervals = metric.intervals.filter((one) => isShown(one.arm));
-    const drift = page.metric === 0 ? plot.drift : null;
+    const drift = plot.drift?.metric === metric.label ? plot.drift : null;
     return PLOTS.chart(host, {
       pick: "x",
       x: { label: "Block", unit: "", whole: true },
