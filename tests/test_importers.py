@@ -130,6 +130,11 @@ def test_azure_fields_may_all_be_quoted(tmp_path: Path) -> None:
     path = tmp_path / "quoted.csv"
     path.write_text("\n".join(",".join(f'"{one}"' for one in line.split(",")) for line in lines))
     assert read_azure(path).report.num_malformed == 0
+    path.write_text(
+        '"a, b",TIMESTAMP,ContextTokens,GeneratedTokens\n"x, y",2023-11-16 18:00:00,5,3\n'
+    )
+    (request,) = read_azure(path).workload
+    assert (request.prompt_tokens, request.output_tokens) == (5, 3)
 
 
 @pytest.mark.parametrize("row", ["2023-11-16 18:00:00,0,3", "2023-11-16 18:00:00,5,-1", "now,5,5"])

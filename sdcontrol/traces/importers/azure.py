@@ -39,7 +39,10 @@ def _places(path: Path) -> tuple[int, ...]:
     """Where the columns stand."""
     with opened(path) as file:
         header = file.readline(1 << 16).decode("utf-8-sig", errors="replace").strip()
-    names = [name.strip().strip('"') for name in header.split(",")]  # tools may quote all fields
+    try:
+        names = [name.strip() for name in _fields(header)]
+    except RowError:
+        names = []
     if missing := [name for name in _COLUMNS if name not in names]:
         raise TraceError(
             f"{path} has no column {missing} in its first line; give a CSV with {','.join(_COLUMNS)}"
@@ -47,15 +50,20 @@ def _places(path: Path) -> tuple[int, ...]:
     return tuple(names.index(name) for name in _COLUMNS)
 
 
+def _fields(row: str) -> list[str]:
+    try:
+        (fields,) = csv.reader([row], strict=True)
+    except (csv.Error, ValueError) as error:
+        raise RowError(f"not CSV: {error}") from error
+    return fields
+
+
 def _parser(places: tuple[int, ...]) -> Callable[[str, int], SimulatedRequest]:
     start: float | None = None
 
     def parse(row: str, line: int) -> SimulatedRequest:
         nonlocal start
-        try:
-            (fields,) = csv.reader([row], strict=True)
-        except (csv.Error, ValueError) as error:
-            raise RowError(f"not CSV: {error}") from error
+        fields = _fields(row)
         if len(fields) <= max(places):
             raise RowError(f"{len(fields)} fields; {max(places) + 1} were expected")
         moment, prompt, output = (fields[place].strip() for place in places)
