@@ -256,19 +256,29 @@ def test_killed_process_leaves_a_trace_that_is_readable_and_says_so(
 
 
 _FORKED = """
-import os, sys
+import os, signal, sys, threading
 from sdcontrol.errors import TraceError
 from sdcontrol.traces.writer import TraceWriter
 from tests.trace_support import plain_step
 
+def write_slowly():
+    with writer._condition:
+        begun.set()
+        ended.wait()
+
 writer = TraceWriter({path!r})
 writer.append(plain_step(0))
+begun, ended = threading.Event(), threading.Event()
+threading.Thread(target=write_slowly).start()
+begun.wait()
 if not os.fork():
+    signal.alarm(30)
     try:
         writer.append(plain_step(1))
     except TraceError as error:
         sys.exit(7 if "forked" in str(error) else 1)
 _, status = os.wait()
+ended.set()
 writer.append(plain_step(1))
 writer.close()
 sys.exit(os.waitstatus_to_exitcode(status))
@@ -276,7 +286,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_a_forked_process_leaves_the_trace_to_its_parent(tmp_path: Path) -> None:
-    """It closes nothing at its end, and is told that nothing of it is recorded."""
+    """It closes nothing at its end, and is told that nothing of it is recorded, though another thread was writing."""
     script = _FORKED.format(path=str(tmp_path / "t"))
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", script], check=False, cwd=root)

@@ -86,6 +86,7 @@ class TraceWriter:
     def append(self, step: RecordedStep) -> None:
         """Add one step; waits where the disk is far behind."""
         check_rows(step)
+        self._check_process()  # the thread that may have the lock is not in a forked one
         with self._condition:
             self._check_open()
             self._steps.append(step)
@@ -97,6 +98,7 @@ class TraceWriter:
 
     def add_request(self, record: RequestRecord) -> None:
         """Add what became of one request."""
+        self._check_process()
         with self._condition:
             self._check_open()
             self._requests.append(record)
@@ -154,7 +156,6 @@ class TraceWriter:
 
     def _check_open(self) -> None:
         self._check_written()
-        self._check_process()
         if self._is_closing:
             raise TraceError(f"the trace in {self.path} is closed; record into another folder")
 
