@@ -1,5 +1,6 @@
 """The command `sdcontrol`: what it prints, where, and with which exit code it ends."""
 
+import copy
 import io
 import json
 import os
@@ -674,6 +675,22 @@ def test_a_request_that_goes_on_keeps_its_history_however_many_come_after_it() -
         made.add(Observation(view, Plan.off(view), (0,) * 2, (0,) * 2, (0,) * 2, (1, 1), Timing()))
     assert len(made.requests) == 1024
     assert made.requests["long"].steps == made.requests["long"].emitted == 1100
+
+
+def test_a_copied_history_stays_as_it_was() -> None:
+    made, request = EngineStats(), RequestView("a", 9, 5, 50, drafters=("ngram",))
+    said: list[list[str]] = []
+    copied: list[EngineStats] = []
+    for length in (2, 2, 0, 3, 3):
+        view, plan = BatchView(0, (request,), 99), Plan((Choice.of("ngram", length),))
+        made.add(Observation(view, plan, (length,), (length,), (0,), (1,), Timing()))
+        said.append(request_lines(made))
+        copied.append(copy.deepcopy(made))
+    assert [request_lines(one) for one in copied] == said
+    assert len({str(lines) for lines in said}) == len(said)
+    shared, owned = copied[-1].requests["a"].changes, made.requests["a"].changes
+    assert all(mine is theirs for mine, theirs in zip(shared, owned, strict=True))  # not 23,000 new
+    assert shared is not owned
 
 
 def test_an_engine_that_did_nothing_has_a_summary_too() -> None:

@@ -4,7 +4,7 @@ Knows observations only. A change of choice is an event; steps between two chang
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sdcontrol.core import Choice, Observation, RequestView
 
@@ -58,6 +58,16 @@ class RequestHistory:
             choice = f"{_name(change.choice)}: {why}" if why else _name(change.choice)
             lines.append(f"  from token {change.generated_tokens} on {choice}")
         return lines
+
+    def __deepcopy__(self, memo: object) -> "RequestHistory":
+        """Choices and their changes are frozen, and shared: there are thousands in a report."""
+        return replace(
+            self,
+            proposed=dict(self.proposed),
+            accepted=dict(self.accepted),
+            chosen=dict(self.chosen),
+            changes=list(self.changes),
+        )
 
     def _add(self, row: int, observation: Observation) -> None:
         choice = observation.plan.choices[row]
