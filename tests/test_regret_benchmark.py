@@ -188,7 +188,7 @@ def test_the_ngram_drafter_is_scored_by_what_it_would_have_had_accepted(rig: Rig
     rig.phases[1][:] = [
         Prompt(prompt.tokens, kind) for prompt, kind in zip(rig.phases[1], RATES, strict=True)
     ]
-    others = watched(rig, {"kind": "ema_steps", "drafter": "draft_model"})
+    others = watched(rig, {"kind": "heuristic", "drafter": "draft_model"})
     alone = watched(rig, "static:ngram:6")
     shared = others.scored.keys() & alone.used.keys()
     for place in shared:
