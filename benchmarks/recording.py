@@ -36,7 +36,7 @@ from sdcontrol.engine.loop import Engine
 from sdcontrol.experiments.statistics import trimmed_ratio
 from sdcontrol.traces.recorder import Recorder
 
-POLICY = {"kind": "ema_steps", "drafter": "draft_model"}
+POLICY = {"kind": "heuristic", "drafter": "draft_model"}
 BATCHES = (1, 16)
 PROMPT_TOKENS, NEW_TOKENS = 200, 256
 TURN_STEPS = 4
