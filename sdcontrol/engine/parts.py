@@ -9,7 +9,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sdcontrol.core import Planner
 from sdcontrol.engine.backends import device_name
-from sdcontrol.engine.blame import blamed
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.device_step import answers_on_device, verify_of
 from sdcontrol.engine.drafters.build import DrafterSpecs, build_drafters
@@ -168,12 +167,6 @@ class EngineParts:
     def cancel(self, request_id: str) -> bool:
         """End a request with the next step; False where no such request is live."""
         return self._intake.cancel(request_id)
-
-    def whose_fault(self, error: Exception) -> str | None:
-        """The live request, by id, whose own code or scores made a step raise this; None: not known."""
-        who = blamed(error)
-        live = [*self._intake.live.values()] if who is not None else []
-        return next((request.id for request in live if who in (request, request.sampler)), None)
 
     @property
     def has_work(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sdcontrol.core import Observation
+from sdcontrol.engine.blame import blamed
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import TokenEvent
 from sdcontrol.engine.stats import DrafterStats
@@ -77,7 +78,9 @@ class Feed:
 
     def _hand_over(self, error: Exception, consumer: "Consumer") -> bool:
         """Give an error to whose fault it is; False where that is this consumer, or nobody known."""
-        guilty = self._owners.get(self._engine.whose_fault(error) or "")
+        who, live = blamed(error), [*self._engine.requests.values()]
+        names = [request.id for request in live if who in (request, request.sampler)]
+        guilty = self._owners.get(names[0]) if names else None
         if guilty is None or guilty is consumer:
             return False
         guilty.error = error
