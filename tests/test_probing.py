@@ -63,6 +63,34 @@ def test_probes_never_cost_more_than_their_share_of_the_time(
     assert total[-1] >= 0.001 * passed[-1]  # tokens that probes bring are counted
 
 
+def tried_at(scale: float, pause: float | None = None) -> list[tuple[Choice, ...]]:
+    """Choices of a lone request, of whose plain steps each takes `scale` seconds, but for one of `pause`."""
+    rounds = {"a": (0.3 * scale, 0.0, 0.0), "b": (0.8 * scale, 0.0, 0.0)}
+    cost, policy, made = DrawnCost("linear", scale, 0.01 * scale, 1, 0.0, rounds), Goodput(), []
+    for step in range(400):
+        view = BatchView(step, (RequestView("r", 500, 9, 99, 0.0, tuple(rounds)),), 10_000)
+        rows = np.full((1, 1), 0.2)
+        plan = policy.plan(view, Belief(dict.fromkeys(rounds, rows), cost))
+        is_paused = pause is not None and step == 100
+        seconds = pause if is_paused else step_seconds(view, plan, cost)
+        policy.update(observation_of(view, plan, seconds))
+        made.append(plan.choices)
+    return made
+
+
+def test_arms_are_tried_as_often_however_slow_the_machine_or_whatever_the_unit() -> None:
+    """Steps of over a minute were taken for pauses: nothing was tried."""
+    tries, slow = (
+        sum(choice.drafter is not None for (choice,) in tried_at(scale)) for scale in (1.0, 1000.0)
+    )
+    assert 3 < tries < 40
+    assert abs(slow - tries) <= 1  # the very first step may have been a pause
+
+
+def test_a_pause_earns_no_tries() -> None:
+    assert tried_at(1.0, pause=3600.0) == tried_at(1.0, pause=float("nan"))
+
+
 def first_tries(hazards: dict[str, float], rounds: dict[str, float], steps: int) -> dict[str, int]:
     """Of a lone request: the step in which each arm was first drafted with."""
     cost = DrawnCost("linear", 1.0, 0.05, 1, 0.0, {arm: (s, 0.0, 0.0) for arm, s in rounds.items()})

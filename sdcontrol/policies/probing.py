@@ -51,7 +51,7 @@ _STEP_MEMORY = 0.95  # of the average step's seconds, per step
 _TURN_MEMORY = 0.995  # of what each arm spent, per step
 _SURE_PROBES = 8.0  # probes without effect that double the next one's price
 _MOST_WEIGHT = 4.0
-_LONGEST_SECONDS = 60.0  # that a step may have taken to count
+_LONGEST_SECONDS, _PAUSE = 60.0, 4.0  # that a step may take to count, or times the one before
 _LASTING_VARIANCE = 0.5  # of an arm's log-odds of acceptance, however often it was seen
 _FIRST_VARIANCE = 1.0  # on top of that, of one never seen
 _KNOWN_TOKENS = 4.0  # verified tokens that halve the latter
@@ -84,6 +84,7 @@ class Probing:
         self.stretches = stretches or Stretches()
         self._allowance = 0.0
         self._step_seconds = 0.0
+        self._longest = _LONGEST_SECONDS  # that counts, or else somebody paused
         self._steps = 0
         self._last_probe = 0  # the number of steps before it
         self._share = ControllerShare()
@@ -118,19 +119,19 @@ class Probing:
             if arm not in self._shadowed and any(n is not None for n in lengths):
                 self._shadowed.add(arm)
         self._count_seen(observation)
-        timing = observation.timing
-        seconds = timing.total_seconds
+        seconds = observation.timing.total_seconds
         tried = try_of(observation.plan)
         probed = tried.arm if tried is not None else None
         used = {choice.drafter for choice in observation.plan.choices if choice.drafter is not None}
         self._measured.update(set(map(family_of, used)))
         self._confirmed.update(dict.fromkeys(used - {probed}, 0))
         is_decode = bool(observation.view.requests) and not observation.view.prefill_tokens
-        if is_decode and 0.0 < seconds < _LONGEST_SECONDS:  # a prompt's time is no measure
+        if is_decode and 0.0 < seconds < self._longest:  # a prompt's time is no measure
             self._earn(seconds)
         self._lengths.update(observation)
         if tried is not None:
-            self._pay(tried, timing.draft_seconds.get(family_of(tried.arm), 0.0))
+            self._pay(tried, observation.timing.draft_seconds.get(family_of(tried.arm), 0.0))
+        self._longest = max(_LONGEST_SECONDS, _PAUSE * seconds)
 
     def _pay(self, tried: Try, measured: float) -> None:
         """The price that was named; of an arm, with the drafting that was `measured`, and its weight."""
@@ -139,7 +140,7 @@ class Probing:
             self._allowance -= price
             return
         self._last_probe = self._steps
-        if 0.0 < measured < _LONGEST_SECONDS:
+        if 0.0 < measured < self._longest:
             more = max(measured - tried.drafting, 0.0)
             price = price + more if tried.drafting else max(price, measured)
         price *= _MOST_WEIGHT if tried.mark == RECHECKS else self._weight(arm)
