@@ -48,7 +48,7 @@ def family_of(drafter: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What a drafter knows of a request before it drafts. `ConfigError` for counts that are none."""
+    """What a drafter knows of a request before it drafts."""
 
     max_draft_tokens: int | None = None  # it cannot draft more than this now; None: no limit
     match_tokens: int | None = None  # length of the context match (n-gram)
