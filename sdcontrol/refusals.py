@@ -28,7 +28,7 @@ _OF_REQUEST = ("context_tokens", "generated_tokens", "remaining_tokens")
 _OF_VIEW = ("step", "free_kv_tokens", "prefill_tokens")
 _OF_HINT = ("max_draft_tokens", "match_tokens", "catch_up_tokens")
 _MOST = 1 << 63  # arrays count to one less
-_MOST_TOKENS = 1 << 53  # of a request: its numbers are read as floats
+_MOST_TOKENS = 1 << 62  # of a request: read as floats, which round up to more than arrays count to
 _UNKNOWN = (None,)  # hints that are in no dict: they are looked at closely
 
 
@@ -70,7 +70,7 @@ def check_request(one: "RequestView", kind: type["Hint"]) -> None:
         else:
             return
     for name in _OF_REQUEST:
-        _make_whole(one, name, f"{name} of request {one.id!r}", 53)
+        _make_whole(one, name, f"{name} of request {one.id!r}", 62)
     object.__setattr__(one, "drafters", _menu_of(one))
     if {*map(type, one.hints.values())} - {kind}:
         raise ConfigError(
@@ -145,7 +145,7 @@ def check_hint(one: "Hint") -> None:
             continue
         if not (_is_whole(count) and index(count) < _MOST_TOKENS):
             nothing = "0 where a drafter is ready" if name == "catch_up_tokens" else "or None"
-            raise ConfigError(f"{name} of {one}; give a whole number below 2**53, {nothing}")
+            raise ConfigError(f"{name} of {one}; give a whole number below 2**62, {nothing}")
         object.__setattr__(one, name, index(count))
 
 

@@ -28,7 +28,7 @@ _ROUND_SECONDS = {"ngram": 0.0, "sparse_kv": 0.004, "draft_model": 0.001}
 # ---- any step that can be said at all
 
 _NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-_COUNTS = st.integers(0, 2**62)
+_COUNTS = st.integers(0, 2**62 - 1)
 _FEW = st.integers(0, 20)
 _FLOATS = st.floats(allow_nan=False)
 _HINTS = st.builds(
