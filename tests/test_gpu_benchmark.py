@@ -1116,7 +1116,7 @@ def test_unused_ngrams_are_scored_at_the_kinds_rates_and_alike_where_steps_overl
     scored: list[dict[tuple[int, int], tuple[int, int]]] = []
     for overlaps in (False, True):
         arm = Arm("arm", OFF)
-        arm.controller = keeper = Keeping({"kind": "ema_steps", "drafter": "draft_model"})
+        arm.controller = keeper = Keeping({"kind": "heuristic", "drafter": "draft_model"})
         decoder.engine._overlaps = overlaps
         for _ in range(3):
             decoder.turn(arm, steps=14, seeds=seeds_of((0.5, 0.9), 6, 0))
