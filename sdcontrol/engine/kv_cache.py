@@ -55,9 +55,7 @@ class KVCache:
 
         self.keys = [allocate(layer, layer.key_dim) for layer in self.layers]
         self.values = [allocate(layer, layer.value_dim) for layer in self.layers]
-        self._sums: list[Tensor] | None = (
-            None  # of what was written since `check`, where anybody asks
-        )
+        self._sums: list[Tensor] | None = None  # of what was written since `check`, if anybody asks
 
     @property
     def num_bytes(self) -> int:

@@ -5,14 +5,13 @@ Knows nothing but names.
 
 import inspect
 
-from transformers import LlamaForCausalLM
+from transformers import GenerationMixin
 
 __all__ = ["CACHE", "CACHES"]
 
 CACHES = ("cache", "past_key_values")
 """As an argument of models and of `generate`, and in what they return: now, and before."""
 
-CACHE = next(
-    name for name in CACHES if name in inspect.signature(LlamaForCausalLM.forward).parameters
-)
+_arguments = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = next(name for name in CACHES if name in _arguments)
 """As the version that is installed says."""

@@ -24,9 +24,7 @@ class ModelState(NamedTuple):
     """Two digests that are equal as long as a model computes the same from the same weights."""
 
     layout: bytes  # which tensors there are and where, which adapters count, and who hooks in
-    content: (
-        bytes  # the same, how often each tensor was written to, and which forwards are replaced
-    )
+    content: bytes  # the same, how often tensors were written to, which forwards are replaced
 
 
 def model_state(model: nn.Module) -> ModelState:

@@ -159,9 +159,7 @@ class DriftResult(Record):
     ratio: Interval  # second over first
     noise: float  # standard deviation of the log ratio of one block, outliers aside
     per_block: tuple[tuple[int, float], ...]  # (block, ratio)
-    smallest_ratio: (
-        float | None
-    )  # the change for the worse that so many blocks show, with power 0.8
+    smallest_ratio: float | None  # change for the worse that so many blocks show, with power 0.8
     # ^ None: they are too few to show any
 
 
