@@ -15,6 +15,7 @@ from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.estimators import hardware, shapes
 from sdcontrol.estimators.advice import DrafterSpec, Option, Situation, advise
 from sdcontrol.estimators.calibration import PlainStep, fit, read_plain_steps
+from sdcontrol.estimators.cost import OnlineCost
 from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
 
 LLAMA = shapes.by_name("llama-3.1-8b")
@@ -523,6 +524,31 @@ def test_advice_agrees_with_the_measurements_on_eight_a100() -> None:
     assert len(contested) == 13
     for pairs in contested:
         assert max(pairs)[1] >= 0.97 * max(measured for _, measured in pairs)
+
+
+def test_forwards_of_any_batch_are_priced_in_one_array() -> None:
+    """Tokens, KV tokens and requests broadcast."""
+    tokens, kv, requests = np.array([[4], [9], [40]]), np.array([1e3, 2e3, 2e3, 1e3]), [1, 2, 4, 4]
+    roofline = RooflineCost(Forward(LLAMA, H100))
+    for cost in (roofline, OnlineCost(), OnlineCost(roofline, (8, 16))):
+        found = cost.verify_seconds(tokens, kv, np.array(requests))
+        assert found.tolist() == [
+            [float(cost.verify_seconds(n, k, r)) for k, r in zip(kv, requests, strict=True)]
+            for n in (4, 9, 40)
+        ]
+
+
+def test_catch_ups_are_priced_one_by_one_or_in_an_array() -> None:
+    """A cost takes arrays everywhere."""
+    tokens = np.array([[0, 1, 7], [512, 2048, 7]])
+    small = Forward(shapes.by_name("llama-3.2-1b"), H100)
+    roofline = RooflineCost(Forward(LLAMA, H100), {"draft_model": small})
+    for cost in (roofline, OnlineCost(), OnlineCost(roofline)):
+        found = np.asarray(cost.catch_up_seconds("draft_model", tokens))
+        one_by_one = [cost.catch_up_seconds("draft_model", int(n)) for n in tokens.ravel()]
+        assert found.shape == tokens.shape
+        assert found.ravel().tolist() == one_by_one
+        assert 0.0 == found[0, 0] < found[0, 1] < found[0, 2] < found[1, 1]
 
 
 def test_a_catch_up_is_computed_once_for_each_model_and_number_of_tokens(

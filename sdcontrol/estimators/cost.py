@@ -16,6 +16,7 @@ import numpy as np
 from sdcontrol.core import Cost, FloatArray, Observation
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.assumed import AssumedRounds
+from sdcontrol.estimators.elementwise import of_each
 from sdcontrol.estimators.forward import LearntForward
 from sdcontrol.estimators.loads import (
     DraftLoad,
@@ -38,7 +39,6 @@ __all__ = ["OnlineCost", "Prediction"]
 _log = EventLog(__name__)
 
 _UNSEEN_SECONDS = 1e-6  # what a clock too coarse to see it may have taken
-
 _DRIFT_RATE = 0.1
 _DRIFT_LIMIT = 0.2  # running log-ratio of measured to predicted that is called a drift
 _LONG_CATCH_UP = 1024  # tokens; shorter ones are priced along the line from 1 token to here
@@ -122,13 +122,13 @@ class OnlineCost:
         Tokens are spread evenly over the requests, and so is padding.
         """
         tokens, kv = np.asarray(num_tokens, dtype=float), np.asarray(kv_tokens, dtype=float)
-        if kv.ndim == 0:
+        if kv.ndim == np.ndim(num_requests) == 0:
             return self._forward.seconds(tokens, float(kv), num_requests)
-        tokens, kv = np.broadcast_arrays(tokens, kv)
+        tokens, kv, requests = np.broadcast_arrays(tokens, kv, num_requests)
         seconds = np.empty(tokens.shape)
-        for value in np.unique(kv):
-            rows = kv == value
-            seconds[rows] = self._forward.seconds(tokens[rows], float(value), num_requests)
+        for value, count in {*zip(kv.flat, requests.flat, strict=True)}:
+            rows = (kv == value) & (requests == count)
+            seconds[rows] = self._forward.seconds(tokens[rows], float(value), int(count))
         return seconds
 
     def draft_seconds(
@@ -137,15 +137,15 @@ class OnlineCost:
         """One drafting round of a family; 0 for a family without a forward, until measured."""
         return self._round_price(family).seconds(num_requests, kv_tokens)
 
+    @of_each
     def catch_up_seconds(self, family: str, num_tokens: float) -> float:
         """Seconds to compute `num_tokens` that a drafter's cache lacks."""
         if num_tokens <= 0:
             return 0.0
         rounds = self._rounds.get(family)
-        if rounds is None:
-            return self._assumed.catch_up_seconds(family, num_tokens)
-        each = rounds.per_caught_up_token
-        return rounds.catch_up_seconds(self._assumed.catch_up_seconds(family, num_tokens, each))
+        each = None if rounds is None else rounds.per_caught_up_token
+        assumed = self._assumed.catch_up_seconds(family, num_tokens, each)
+        return assumed if rounds is None else rounds.catch_up_seconds(assumed)
 
     def overhead_seconds(self) -> float:
         """What a step costs beside its forwards: the engine's own work and the controller's.

@@ -20,6 +20,7 @@ import numpy as np
 
 from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.elementwise import of_each
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.shapes import ModelShape
 
@@ -263,10 +264,7 @@ class RooflineCost:
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
     ) -> FloatArray:
-        """One target forward over `num_tokens` packed tokens reading `kv_tokens` of KV in all.
-
-        Seconds; arguments broadcast.
-        """
+        """Of a target forward over `num_tokens` packed tokens reading `kv_tokens` of KV in all; all broadcast."""
         return self.target.seconds(num_tokens, kv_tokens, num_requests)
 
     def draft_seconds(
@@ -282,6 +280,7 @@ class RooflineCost:
         forward = self.draft_models.get(family, self.target)
         return np.where(count > 0, forward.seconds(count, kv, count), 0.0)
 
+    @of_each
     def catch_up_seconds(self, family: str, num_tokens: float) -> float:
         """Seconds that a first round takes longer: it computes `num_tokens` that its model's cache lacks, too."""
         if num_tokens <= 0 or family not in self.draft_models:

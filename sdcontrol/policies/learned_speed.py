@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sdcontrol.core import BatchView, Cost, FloatArray, Observation
+from sdcontrol.estimators.elementwise import of_each
 from sdcontrol.estimators.loads import draft_loads, is_plausible, verify_load
 from sdcontrol.estimators.overhead import Overheads
 from sdcontrol.estimators.price import (
@@ -206,6 +207,7 @@ class MixedCost:
         learned = self.speeds.learned.draft_seconds(family, num_requests, kv_tokens)
         return self._mixed(family, online, learned)
 
+    @of_each
     def catch_up_seconds(self, family: str, num_tokens: float) -> float:
         """To compute what a drafter's cache lacks."""
         price = getattr(self.online, "catch_up_seconds", None)
