@@ -482,6 +482,7 @@ def write_odd_files(folder: Path) -> None:
         (["--hardware", "vast.json"], "vocab_size"),
         (["--hardware", "crowded.json"], "batch_size"),
         (["--model", "qwen3-8b", "--hardware", "h100-sx"], "did you mean H100-SXM or"),
+        (["--model", "qwen3-8b", "--hardware", "CPU"], "measure yours by `sdcontrol profile`"),
         (["--model", "qwen3-8b", "--hardware", "gone.json"], "gone.json cannot be read"),
         (["--model", "qwen3-8b", "--hardware", "empty.json"], "empty.json is no machine profile"),
         ([*COMMON, "--batch", "0"], "--batch is 0"),

@@ -313,6 +313,7 @@ def test_measurement_finds_ceilings_from_times() -> None:
 def test_a_machine_is_measured_by_copies_between_the_same_buffers() -> None:
     """New ones would be touched for the first time. Any machine here copies from 100 MB/s to 100 TB/s."""
     found = hardware.measure()
+    assert found.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 1e8 < found.bytes_per_second < 1e14
     assert 1e8 < found.flops_per_second < 1e17
     copy = hardware._NumpyCopy()

@@ -42,6 +42,8 @@ def find_machine(given: str) -> tuple[Hardware, MachineProfile | None]:
     try:
         return hardware_table.by_name(given), None
     except UnknownName as error:
+        if given.lower() == "cpu":  # said already what to do
+            raise
         near = _nearest(given, hardware_table.HARDWARE)
         raise UnknownName(
             f"hardware {given!r} is not known; did you mean {near}? All: "

@@ -52,6 +52,7 @@ class Hardware:
 
 
 _MOST_COPYING = 8  # threads
+_SMALL_BYTES = 16e9
 _NVLINK_HOP = 1.4e-6
 _PCIE_HOP = 5e-6
 
@@ -118,6 +119,11 @@ def by_name(name: str) -> Hardware:
     Raises `UnknownName` for a device that is not in the table.
     """
     plain = _plain(name)
+    if plain == "cpu":
+        raise UnknownName(
+            f"hardware {name!r}: CPUs differ too much for a table; measure yours by `sdcontrol profile` "
+            "and give the file that it writes, or hardware.measure()"
+        )
     known = {_plain(key): device for key, device in HARDWARE.items()}
     known |= {alias: HARDWARE[key] for alias, key in _ALIASES.items()}
     if plain not in known:
@@ -134,7 +140,7 @@ def _plain(name: str) -> str:
 def measure(
     name: str = "cpu",
     *,
-    memory_bytes: float = 16e9,
+    memory_bytes: float | None = None,
     copy_seconds: Callable[[int], float] | None = None,
     multiply_seconds: Callable[[int], float] | None = None,
     repeats: int = 5,
@@ -142,8 +148,8 @@ def measure(
     """This machine's ceilings, the best of `repeats` tries.
 
     `copy_seconds(n)` reads `n` bytes and writes them, `multiply_seconds(n)` multiplies two n x n
-    matrices; by default numpy does, in float32. Takes about a second. Raises `ConfigError` where the
-    clock is too coarse to tell.
+    matrices; by default numpy does, in float32. `memory_bytes` is what the system says unless given. Takes
+    about a second. Raises `ConfigError` where the clock is too coarse to tell.
     """
     copy = copy_seconds or _NumpyCopy().seconds
     multiply = multiply_seconds or _numpy_multiply_seconds
@@ -156,8 +162,18 @@ def measure(
             "be positive: use a finer clock"
         )
     return Hardware(
-        name, 2.0 * side**3 / fastest_product, 2.0 * num_bytes / fastest_copy, memory_bytes
+        name,
+        2.0 * side**3 / fastest_product,
+        2.0 * num_bytes / fastest_copy,
+        _physical_bytes() if memory_bytes is None else memory_bytes,
     )
+
+
+def _physical_bytes() -> float:
+    """Of memory; where the system does not say, a small machine's."""
+    if not hasattr(os, "sysconf"):
+        return _SMALL_BYTES
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _num_cores() -> int:
