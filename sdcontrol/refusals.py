@@ -29,6 +29,11 @@ _OF_VIEW = ("step", "free_kv_tokens", "prefill_tokens")
 _OF_HINT = ("max_draft_tokens", "match_tokens", "catch_up_tokens")
 _MOST = 1 << 63  # arrays count to one less
 _MOST_TOKENS = 1 << 62  # of a request: read as floats, which round up to more than arrays count to
+_KINDS = (
+    ("id", str, "a string, as str(...) makes it"),
+    ("drafters", tuple | list, 'a tuple of names, ("ngram",) for one and () for none'),
+    ("hints", Mapping, "a mapping from drafters to Hints, {} where nothing is known"),
+)
 _UNKNOWN = (None,)  # hints that are in no dict: they are looked at closely
 
 
@@ -63,7 +68,7 @@ def check_request(one: "RequestView", kind: type["Hint"]) -> None:
     context, generated, remaining = one.context_tokens, one.generated_tokens, one.remaining_tokens
     is_counted = type(context) is type(generated) is type(remaining) is int
     is_small = is_counted and context + generated + abs(remaining) < _MOST_TOKENS
-    if is_small and type(one.drafters) is tuple:
+    if is_small and type(one.drafters) is tuple and type(one.id) is str:
         for hint in one.hints.values() if type(one.hints) is dict else _UNKNOWN:
             if type(hint) is not kind:
                 break
@@ -106,16 +111,11 @@ def _make_whole(one: object, name: str, what: str, most_bits: int = 63) -> None:
 
 
 def _menu_of(one: "RequestView") -> tuple[str, ...]:
-    if not isinstance(one.drafters, tuple | list):
-        raise ConfigError(
-            f"drafters of request {one.id!r}: {one.drafters!r}; give a tuple of names, "
-            '("ngram",) for one and () for none'
-        )
-    if not isinstance(one.hints, Mapping):
-        raise ConfigError(
-            f"hints of request {one.id!r}: {one.hints!r}; give a mapping from drafters to "
-            "Hints, {} where nothing is known"
-        )
+    for name, kind, remedy in _KINDS:
+        if not isinstance(getattr(one, name), kind):
+            raise ConfigError(
+                f"{name} of request {one.id!r}: {getattr(one, name)!r}; give {remedy}"
+            )
     return tuple(one.drafters)
 
 

@@ -164,6 +164,7 @@ def test_without_free_slots_nobody_drafts_and_that_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
+        ({"id": 7}, "id of request 7: 7; give a string"),
         ({"drafters": "ngram"}, "'ngram'; give a tuple of names"),
         ({"drafters": None}, "None; give a tuple of names"),
         ({"hints": None}, "None; give a mapping"),
@@ -182,9 +183,9 @@ def test_without_free_slots_nobody_drafts_and_that_is_no_fault() -> None:
     ids=repr,
 )
 def test_a_request_is_refused_where_it_is_made(facts: dict[str, Any], says: str) -> None:
-    counts = {"context_tokens": 10, "generated_tokens": 1, "remaining_tokens": 10}
+    right = {"id": "mine", "context_tokens": 10, "generated_tokens": 1, "remaining_tokens": 10}
     with pytest.raises(ConfigError, match=says):
-        RequestView("mine", **{**counts, **facts})
+        RequestView(**{**right, **facts})
 
 
 @pytest.mark.parametrize(
