@@ -26,7 +26,7 @@ _MOST_PENDING = 64  # faults that nobody collects or observes, of which more say
 
 def checked_budget(seconds: float) -> float:
     """The seconds that a policy may take; `ConfigError` where every policy would take longer."""
-    if not seconds > 0.0:  # True for NaN
+    if seconds is None or not seconds > 0.0:  # True for NaN
         raise ConfigError(
             f"plan_budget_seconds is {seconds}; give seconds above 0, math.inf for no limit"
         )

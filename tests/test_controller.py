@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -311,8 +312,8 @@ def test_repeated_faults_turn_the_policy_off_until_reset() -> None:
     assert not controller.plan(view_of(7)).is_off
 
 
-@pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
-def test_a_budget_that_no_policy_could_keep_to_is_refused(budget: float) -> None:
+@pytest.mark.parametrize("budget", [0.0, -1.0, math.nan, None])
+def test_a_budget_that_no_policy_could_keep_to_is_refused(budget: Any) -> None:
     """Else every policy would be off after two steps."""
     with pytest.raises(ConfigError, match="plan_budget_seconds"):
         Controller("off", plan_budget_seconds=budget)
