@@ -27,6 +27,7 @@ from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import Segment
 from sdcontrol.engine.request import Request
 from sdcontrol.errors import ConfigError, DrafterFault, UnknownName
+from sdcontrol.integrations.settings import arms_of
 from tests.engine_support import (
     VOCAB,
     ForcedPlanner,
@@ -440,8 +441,9 @@ def test_names_and_budgets_that_cannot_be_are_refused() -> None:
         Engine(target(), drafters=["sparse_kv:24"], config=SMALL)
     with pytest.raises(ConfigError, match="two drafters are named 'draft_model'"):
         Engine(target(), drafters=[draft_model(), draft_model()], config=SMALL)
-    with pytest.raises(ConfigError, match="stands under the name"):
-        build_drafters({"other": NgramDrafter()}, allow_trees=True)
+    for spec in (NgramDrafter(), "sparse_kv:512"):
+        with pytest.raises(ConfigError, match="stands under the name 'other'"):
+            build_drafters({"other": spec}, allow_trees=True)
 
 
 def test_a_mapping_names_its_drafters() -> None:
@@ -450,6 +452,10 @@ def test_a_mapping_names_its_drafters() -> None:
         "small": DraftModelDrafter,
         "copy": NgramDrafter,
     }
+    specs = {"copy": "ngram", "sparse_kv": "sparse_kv:512"}
+    built = build_drafters(specs, allow_trees=False)
+    assert {arm for drafter in built for arm in drafter.arms} == {"copy", "sparse_kv:512"}
+    assert set(arms_of(specs)) == {"copy", "sparse_kv:512"}
 
 
 # ---- what bad ones cannot do

@@ -4,8 +4,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -383,15 +386,30 @@ def test_a_late_cancel_does_not_hit_a_new_request_of_the_same_name() -> None:
 # ---- submission
 
 
-REFUSALS: dict[str, tuple[Sequence[int], dict[str, object], str]] = {
+REFUSALS: dict[str, tuple[Any, dict[str, object], str]] = {
     "too long": ([1] * 500, {"max_new_tokens": 13}, "KV cache holds 512"),
     "empty": ([], {"max_new_tokens": 3}, "empty prompt"),
     "token too large": ([1, VOCAB], {"max_new_tokens": 3}, f"token {VOCAB} is outside"),
     "token negative": ([1, -1], {"max_new_tokens": 3}, "token -1 is outside"),
     "taken": ([1, 2], {"max_new_tokens": 3, "request_id": "request-0"}, "is taken"),
+    "number as its id": (
+        [1, 2],
+        {"max_new_tokens": 3, "request_id": 7},
+        "request id 7; give a string",
+    ),
+    "halves of tokens": ([1.5, 2], {"max_new_tokens": 3}, "give a text, or a list of token ids"),
+    "a batch": (
+        torch.tensor([[1, 2]]),
+        {"max_new_tokens": 3},
+        "give a text, or a list of token ids",
+    ),
+    "a token": (5, {"max_new_tokens": 3}, "prompt 5: .*; give a text, or a list of token ids"),
     "nothing to do": ([1, 2], {"max_new_tokens": 0}, "must be greater than 0, but is 0"),
     "unknown option": ([1, 2], {"max_new_token": 3}, "unknown generation options"),
     "unknown drafter": ([1, 2], {"speculation": ["eagle"]}, "unknown drafters"),
+    "unknown drafter alone": ([1, 2], {"speculation": "eagle"}, r"unknown drafters \['eagle'\]"),
+    "no drafters": ([1, 2], {"speculation": None}, "give True, False, or drafters in a list"),
+    "half a seed": ([1, 2], {"seed": 1.5}, "seed is 1.5; give a whole number"),
     "text without tokenizer": ("text", {"max_new_tokens": 3}, "needs a tokenizer"),
     "stop strings without tokenizer": ([1], {"stop_strings": ["a"]}, "need a tokenizer"),
     "beams": ([1, 2], {"num_beams": 2}, "beam search"),
@@ -441,10 +459,12 @@ def test_text_prompts_are_tokenized() -> None:
 
 def test_speculation_can_be_limited_for_each_request() -> None:
     planner = RandomPlanner(seed=6)
-    wanted: dict[str, bool | list[str]] = {
+    wanted: dict[str, bool | str | list[str]] = {
         "none": False,
+        "none of numpy's": np.bool_(False),
         "all": True,
         "some": ["ngram"],
+        "named alone": "ngram",
         "one": ["sparse_kv:32"],
     }
     with Engine(
@@ -460,8 +480,10 @@ def test_speculation_can_be_limited_for_each_request() -> None:
             offered[view.id].update(view.drafters)
     assert offered == {
         "none": set(),
+        "none of numpy's": set(),
         "all": {"ngram", RECENT, "draft_model"},
         "some": {"ngram"},
+        "named alone": {"ngram"},
         "one": {RECENT},
     }
     assert {tuple(r.output) for r in finished.values()} == {tuple(references()[2].tokens)}

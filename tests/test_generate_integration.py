@@ -4,7 +4,9 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -35,6 +37,7 @@ from sdcontrol.errors import (
     UnsupportedGeneration,
 )
 from sdcontrol.integrations.transformers import StreamEvent
+from sdcontrol.policies.goodput import Goodput
 from tests.engine_support import noised, random_prompt, text_tokenizer, tiny_model
 from tests.tokenizer_support import byte_tokenizer
 
@@ -270,6 +273,8 @@ def test_given_seeds_say_it_all_whatever_is_drafted(decoder: SpeculativeDecoder)
     first = sample(decoder.bind(seeds=seeds))
     with SpeculativeDecoder(model(), policy="off", kv_tokens=2048) as plain:
         assert torch.equal(sample(plain.bind(seeds=seeds)), first)
+    for same in (np.array(seeds, np.uint64), torch.tensor(seeds), list(np.array(seeds))):
+        assert torch.equal(sample(decoder.bind(seeds=same)), first)
     other = sample(decoder.bind(seeds=[1, 9, 3, 2]))
     assert [torch.equal(a, b) for a, b in zip(first, other, strict=True)] == [
         True,
@@ -332,17 +337,33 @@ def test_a_streamer_takes_one_sequence(decoder: SpeculativeDecoder) -> None:
         both(decoder.bind(streamer=Recorder()), padded())
 
 
-def test_bound_stop_strings_end_rows_where_generate_ends_them(decoder: SpeculativeDecoder) -> None:
+@pytest.mark.parametrize("is_alone", [False, True], ids=["in a list", "alone"])
+def test_bound_stop_strings_end_rows_where_generate_ends_them(
+    decoder: SpeculativeDecoder, *, is_alone: bool
+) -> None:
     tokenizer = text_tokenizer()
     inputs = padded((30,))
     options = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     text = tokenizer.decode(model().generate(**inputs, **options)[0, 30:])
     stop = text[len(text) // 2 : len(text) // 2 + 2]
-    plain = model().generate(**inputs, **options, stop_strings=[stop], tokenizer=tokenizer)
-    bound = decoder.bind(tokenizer=tokenizer, stop_strings=[stop])
+    asked = stop if is_alone else [stop]
+    plain = model().generate(**inputs, **options, stop_strings=asked, tokenizer=tokenizer)
+    bound = decoder.bind(tokenizer=tokenizer, stop_strings=asked)
     ours = model().generate(**inputs, **options, custom_generate=bound)
     assert torch.equal(ours, plain)
     assert ours.shape[1] < 70
+
+
+def test_a_stream_ends_at_a_stop_string_that_is_given_alone_and_not_at_its_letters() -> None:
+    tokenizer, options = text_tokenizer(), {"max_new_tokens": 40, "do_sample": False}
+    with SpeculativeDecoder(model(), kv_tokens=2048, tokenizer=tokenizer) as decoder:
+        (events,) = collect(decoder.stream(["abcab"], **options)).values()
+        text = "".join(event.text for event in events)
+        stop = text[len(text) // 2 : len(text) // 2 + 2]
+        assert min(map(text.index, stop)) < text.index(stop)
+        (events,) = collect(decoder.stream(["abcab"], **options, stop_strings=stop)).values()
+    assert "".join(event.text for event in events).endswith(stop)
+    assert events[-1].finish_reason == "stop"
 
 
 def test_stop_strings_need_a_tokenizer(decoder: SpeculativeDecoder) -> None:
@@ -355,6 +376,8 @@ def test_rows_that_opted_out_are_never_drafted_for() -> None:
         plain, ours = both(decoder.bind(speculation=[False] * 4), padded())
         assert torch.equal(ours, plain)
         assert decoder.report().drafters == {}
+        both(decoder.bind(speculation=np.array([False] * 4)), padded())
+        assert decoder.report().drafters == {}
         both(decoder.bind(speculation=[False, True, ["ngram"], False]), padded())
         assert decoder.report().drafters["ngram"].steps > 0
 
@@ -363,6 +386,17 @@ def test_rows_that_opted_out_are_never_drafted_for() -> None:
 def test_what_is_bound_per_row_has_as_many_entries(decoder: SpeculativeDecoder, name: str) -> None:
     with pytest.raises(ConfigError, match=f"3 {name} for 4 rows"):
         both(decoder.bind(**{name: [True] * 3}), padded())
+
+
+@pytest.mark.parametrize("name", ["seeds", "speculation"])
+@pytest.mark.parametrize("given", [False, 7, "ngram"])
+def test_what_is_bound_per_row_is_a_list(
+    decoder: SpeculativeDecoder, name: str, given: object
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={given!r}; give a list"):
+        both(decoder.bind(**{name: given}), padded())
+    with pytest.raises(ConfigError, match=f"{name}={given!r}; give a list"):
+        list(decoder.stream([[1, 2]], **{name: given}))
 
 
 def test_a_row_may_allow_only_drafters_that_exist(decoder: SpeculativeDecoder) -> None:
@@ -499,6 +533,13 @@ def test_one_drafter_needs_no_list() -> None:
             SpeculativeDecoder(model(), drafters=wrong)
 
 
+@pytest.mark.parametrize("given", [None, 3, Goodput], ids=repr)
+def test_what_is_no_policy_is_refused(given: Any) -> None:
+    """Else nobody would ever draft, and nobody would be told."""
+    with pytest.raises(ConfigError, match="is no policy; give a name"):
+        SpeculativeDecoder(model(), policy=given)
+
+
 def test_an_unknown_drafter_is_an_unknown_name() -> None:
     with pytest.raises(UnknownName):
         SpeculativeDecoder(model(), drafters=["medusa"])
@@ -623,7 +664,7 @@ def test_streamed_seeds_are_those_of_the_prompts(streaming: SpeculativeDecoder) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": [1]}, "1 seed for 3"),
+        ({"seeds": [1]}, "1 seeds for 3"),
         ({"seed": 1}, "give a list"),
         ({"num_return_sequences": 2}, "num_return_sequences"),
         ({"num_beams": 2}, "num_beams"),

@@ -78,15 +78,6 @@ class Drafting:
         """Why, by family."""
         return self.quarantine.reasons
 
-    def allowed(self, speculation: bool | Sequence[str]) -> frozenset[str]:
-        """The families that a request may use: all, none, or those named; raises `ConfigError`."""
-        if isinstance(speculation, bool):
-            return frozenset(self.families if speculation else ())
-        named = {family_of(name) for name in speculation}
-        if unknown := named - set(self.families):
-            raise ConfigError(f"unknown drafters {sorted(unknown)}; there are {[*self.families]}")
-        return frozenset(named)
-
     def take_faults(self) -> tuple[str, ...]:
         """The quarantines since the last call."""
         return self.quarantine.take_faults()

@@ -3,8 +3,10 @@
 Whatever cannot be honoured is refused by name, never ignored. Knows nothing of engines or drafts.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Protocol, cast
 
 import torch
@@ -29,6 +31,7 @@ __all__ = [
     "fresh_seed",
     "prepare_config",
     "stop_string_criteria",
+    "strings_of",
     "temperature_of",
     "tokens_of",
 ]
@@ -78,9 +81,15 @@ class _Generator(Protocol):
 
 
 def tokens_of(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    """Token ids of a prompt; raises `ConfigError` for text without a tokenizer."""
+    """Token ids of a prompt; raises `ConfigError` for text without a tokenizer, and for what is neither."""
     if not isinstance(prompt, str):
-        return [int(token) for token in prompt]
+        try:
+            return [index(token) for token in prompt]
+        except TypeError as error:
+            shown = reprlib.repr(prompt)
+            raise ConfigError(
+                f"prompt {shown}: {error}; give a text, or a list of token ids"
+            ) from error
     if tokenizer is None:
         raise ConfigError("a text prompt needs a tokenizer; pass tokenizer=...")
     return list(tokenizer(prompt)["input_ids"])
@@ -158,7 +167,7 @@ def decoding_of(
     seed: int | None = None,
     processors: Sequence[Processor] = (),
     criteria: Sequence[Criterion] = (),
-    stop_strings: Sequence[str] = (),
+    stop_strings: str | Sequence[str] = (),
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Decoding:
     """What a prepared config asks of one unpadded prompt; sampling without a seed takes a fresh one."""
@@ -188,11 +197,10 @@ def decoding_of(
 
 def _criteria_of(
     config: GenerationConfig,
-    stop_strings: Sequence[str],
+    stop_strings: str | Sequence[str],
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[Criterion, ...]:
-    asked = config.stop_strings or ()
-    strings = (*stop_strings, *((asked,) if isinstance(asked, str) else asked))
+    strings = (*strings_of(stop_strings), *strings_of(config.stop_strings))
     timed = () if config.max_time is None else (MaxTimeCriteria(max_time=config.max_time),)
     return (*timed, *stop_string_criteria(strings, tokenizer))
 
@@ -201,6 +209,11 @@ def eos_token_ids(config: GenerationConfig) -> frozenset[int]:
     """Every token that ends a text."""
     tokens = getattr(config, "_eos_token_tensor", None)
     return frozenset() if tokens is None else frozenset(tokens.flatten().tolist())
+
+
+def strings_of(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One alone is one, as for `generate`, and not its letters."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def stop_string_criteria(

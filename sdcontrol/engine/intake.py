@@ -38,6 +38,10 @@ class Intake:
         Raises `RequestRefused`.
         """
         with self._lock:
+            if not isinstance(request_id, str | None):
+                raise RequestRefused(
+                    f"request id {request_id!r}; give a string, None for a fresh one"
+                )
             request = make(self._fresh_name() if request_id is None else request_id)
             if request.id in self.live:
                 raise RequestRefused(f"request id {request.id!r} is taken; choose another")

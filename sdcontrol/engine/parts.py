@@ -11,7 +11,7 @@ from sdcontrol.core import Planner
 from sdcontrol.engine.backends import device_name
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.device_step import answers_on_device, verify_of
-from sdcontrol.engine.drafters.build import DrafterSpecs, build_drafters
+from sdcontrol.engine.drafters.build import DrafterSpecs, allowed_families, build_drafters
 from sdcontrol.engine.drafters.host import DraftHost
 from sdcontrol.engine.drafting import Drafting
 from sdcontrol.engine.events import Events
@@ -95,7 +95,7 @@ class EngineParts:
         speculation: bool | Sequence[str] = True,
         generation_config: GenerationConfig | None = None,
         processors: Sequence[Processor] = (),
-        stop_strings: Sequence[str] = (),
+        stop_strings: str | Sequence[str] = (),
         **options: object,
     ) -> str:
         """Queue a prompt; returns the request's id. `options` are those of `generate`.
@@ -132,7 +132,7 @@ class EngineParts:
         """
         self._check_open()
         root = self.model_content() if content is None else content
-        allowed = self.drafting.allowed(speculation)
+        allowed = allowed_families(speculation, self.drafting.families)
 
         def make(name: str) -> Request:
             return Request(

@@ -4,6 +4,7 @@ Knows nothing of acceptance, caches or policies: a row of logits and the tokens 
 token out. A row is processed as `generate` would have processed it, wherever in a draft it stands.
 """
 
+import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,7 +25,7 @@ from sdcontrol.engine.processors import (
     parameters_of,
     processors_of_row,
 )
-from sdcontrol.errors import UnsupportedGeneration
+from sdcontrol.errors import ConfigError, UnsupportedGeneration
 
 __all__ = [
     "DraftSample",
@@ -48,7 +49,8 @@ class RowSampler:
     shown to them before the request's own tokens, as `generate` shows its left padding. Noise
     depends on `seed` and on the number of real tokens before the sampled one.
 
-    Raises `UnsupportedGeneration` for a processor that is not a function of one row.
+    Raises `UnsupportedGeneration` for a processor that is not a function of one row, `ConfigError` for a
+    seed that is no whole number.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class RowSampler:
         all_processors: list[Processor] = list(processors or ())
         check_processors(all_processors)
         self.do_sample = do_sample
-        self.seed = as_int64(seed)
+        self.seed = as_int64(_whole(seed))
         split = num_head(all_processors)
         self.head = tuple(all_processors[:split])
         self.tail = tuple(all_processors[split:])
@@ -104,6 +106,14 @@ class RowSampler:
         for processor in self.tail:
             scores = processor(no_ids, scores)
         return scores
+
+
+def _whole(seed: int) -> int:
+    """As an int, which numpy's are not."""
+    try:
+        return operator.index(seed)
+    except TypeError as error:
+        raise ConfigError(f"seed is {seed!r}; give a whole number, None for a fresh one") from error
 
 
 class _ShownTokens:

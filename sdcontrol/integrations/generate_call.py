@@ -32,7 +32,8 @@ from sdcontrol.engine.generation import (
 from sdcontrol.engine.renamed import CACHES
 from sdcontrol.engine.request import Criterion, StopRules
 from sdcontrol.engine.sampling import RowSampler, processors_of_row
-from sdcontrol.errors import ConfigError, UnsupportedGeneration
+from sdcontrol.errors import UnsupportedGeneration
+from sdcontrol.integrations.one_each import one_each
 
 __all__ = ["Extras", "GenerateCall", "GenerateRow", "Speculation", "Streamer"]
 
@@ -241,9 +242,7 @@ _T = TypeVar("_T")
 
 
 def _per_row(name: str, values: Sequence[_T] | None, num_rows: int) -> list[_T] | None:
-    if values is not None and len(values) != num_rows:
-        raise ConfigError(f"{len(values)} {name} for {num_rows} rows; give one per row")
-    return None if values is None else list(values)
+    return None if values is None else cast(list[_T], one_each(name, values, num_rows, "rows"))
 
 
 def _is_given(argument: object) -> bool:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from pydantic import ValidationError
 
 from sdcontrol.controller import Controller
-from sdcontrol.core import Planner
+from sdcontrol.core import Planner, family_of
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.build import DrafterSpecs, named_drafters
+from sdcontrol.engine.drafters.sparse_kv import FAMILY as SPARSE_KV
 from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.outcomes import DEPTH
 from sdcontrol.policies import Policy, PolicyConfig, parse
@@ -27,6 +28,11 @@ def planner_of(policy: PolicyLike, max_draft_tokens: int = DEPTH) -> Planner:
     """The planner itself, or a controller with this policy; raises `UnknownName`, `ConfigError`."""
     if isinstance(policy, (str, Mapping, PolicyConfig, Policy)):
         return Controller(policy, max_draft_tokens=max_draft_tokens)
+    if isinstance(policy, type) or not (hasattr(policy, "plan") and hasattr(policy, "observe")):
+        raise ConfigError(
+            f'policy={policy!r} is no policy; give a name ("off" for no drafts), a mapping, a policy, or an '
+            "object with plan and observe"
+        )
     return policy
 
 
@@ -37,7 +43,7 @@ def arms_of(drafters: DrafterSpecs) -> list[str]:
         if isinstance(drafter, Drafter):
             arms.extend(drafter.arms)
         elif isinstance(drafter, str):
-            arms.append(name or drafter)
+            arms.append(drafter if family_of(drafter) == SPARSE_KV else name or drafter)
         else:
             arms.append(name or "draft_model")
     return arms

@@ -10,8 +10,12 @@ from sdcontrol.engine.stats import DrafterStats
 from sdcontrol.errors import ConfigError, UnsupportedGeneration
 from sdcontrol.integrations.detokenizer import Detokenizer
 from sdcontrol.integrations.feed import Consumer
+from sdcontrol.integrations.one_each import one_each
 
 __all__ = ["StreamEvent", "options_per_prompt", "stream_events"]
+
+
+_LISTS = {"request_id": "ids", "seed": "seeds"}  # what a caller calls lists of options
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,11 @@ def options_per_prompt(
             f"num_return_sequences={options['num_return_sequences']!r}: a stream has one text per "
             "prompt; give the prompt as often as you want texts"
         )
-    given = {name: values for name, values in per_prompt.items() if values is not None}
-    for name, values in given.items():
-        if len(values) != len(prompts):
-            raise ConfigError(f"{len(values)} {name} for {len(prompts)} prompts; give one each")
+    given = {
+        name: one_each(_LISTS.get(name, name), values, len(prompts), "prompts")
+        for name, values in per_prompt.items()
+        if values is not None
+    }
     for name in set(options) & set(per_prompt):
         raise ConfigError(f"{name}={options[name]!r} is of one request; give a list, one for each")
     return [

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from sdcontrol.engine.drafters.build import DrafterSpecs
+from sdcontrol.engine.generation import strings_of
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.runner import unwrap
 from sdcontrol.engine.stats import EngineStats
@@ -131,7 +132,7 @@ class SpeculativeDecoder:
         *,
         streamer: Streamer | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        stop_strings: Sequence[str] = (),
+        stop_strings: str | Sequence[str] = (),
         seeds: Sequence[int] | None = None,
         speculation: Sequence[Speculation] | None = None,
     ) -> "BoundDecoder":
@@ -141,7 +142,7 @@ class SpeculativeDecoder:
         of the batch, `num_return_sequences` counted.
         """
         extras = Extras(
-            streamer, tokenizer or self.tokenizer, tuple(stop_strings), seeds, speculation
+            streamer, tokenizer or self.tokenizer, strings_of(stop_strings), seeds, speculation
         )
         return BoundDecoder(self, extras)
 

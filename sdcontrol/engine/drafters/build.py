@@ -6,16 +6,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 from torch import nn
 from transformers import PreTrainedModel
 
+from sdcontrol.core import family_of
 from sdcontrol.engine.drafters.base import Drafter
 from sdcontrol.engine.drafters.draft_model import DraftModelDrafter
 from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.drafters.sparse_kv import FAMILY, SparseArm, SparseKVDrafter
 from sdcontrol.errors import ConfigError, UnknownName
 
-__all__ = ["DrafterSpec", "DrafterSpecs", "build_drafters", "named_drafters"]
+__all__ = ["DrafterSpec", "DrafterSpecs", "allowed_families", "build_drafters", "named_drafters"]
 
 DrafterSpec = str | Drafter | PreTrainedModel
 DrafterSpecs = DrafterSpec | Sequence[DrafterSpec] | Mapping[str, DrafterSpec]
@@ -47,6 +49,11 @@ def build_drafters(specs: DrafterSpecs, *, allow_trees: bool) -> list[Drafter]:
     """
     named = named_drafters(specs)
     budgets = [spec for _, spec in named if isinstance(spec, str) and spec.startswith(FAMILY)]
+    for name, spec in named:
+        if spec in budgets and name not in ("", FAMILY, spec):
+            raise ConfigError(
+                f"drafter {spec!r} stands under the name {name!r}; its name says its budget, give it that"
+            )
     drafters = [
         _build(name, spec, allow_trees)
         for name, spec in named
@@ -55,6 +62,19 @@ def build_drafters(specs: DrafterSpecs, *, allow_trees: bool) -> list[Drafter]:
     if budgets:
         drafters.append(SparseKVDrafter([SparseArm.parse(str(name)) for name in budgets]))
     return drafters
+
+
+def allowed_families(speculation: bool | Sequence[str], families: Sequence[str]) -> frozenset[str]:
+    """Those that a request may use: all, none, or those named, one alone too; raises `ConfigError`."""
+    if isinstance(speculation, bool | np.bool_):
+        return frozenset(families if speculation else ())
+    names = (speculation,) if isinstance(speculation, str) else speculation
+    if not isinstance(names, Iterable):
+        raise ConfigError(f"speculation={speculation!r}; give True, False, or drafters in a list")
+    named = {*map(family_of, names)}
+    if unknown := named - set(families):
+        raise ConfigError(f"unknown drafters {sorted(unknown)}; there are {[*families]}")
+    return frozenset(named)
 
 
 def _build(name: str, spec: DrafterSpec, allow_trees: bool) -> Drafter:
