@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -455,7 +456,11 @@ def test_synthetic_rates_may_be_given_by_family() -> None:
 def test_verifiers_are_built_by_name() -> None:
     assert isinstance(build_verifier("coupled"), CoupledVerifier)
     assert isinstance(build_verifier("rejection"), RejectionVerifier)
-    assert isinstance(build_verifier("synthetic", rates=[0.5]), SyntheticVerifier)
+    for rates in ([0.5], np.array([0.5]), np.float32(0.5)):
+        made = build_verifier("synthetic", rates=rates)
+        assert isinstance(made, SyntheticVerifier)
+        task = VerifyTask(RowSampler(), [0], Draft.chain([1]), 0, "toy")
+        assert tuple(made.rates_of(task)) == (0.5,)
     with pytest.raises(UnknownName, match=r"coupled.*rejection.*synthetic"):
         build_verifier("magic")
     with pytest.raises(ConfigError, match="rates"):

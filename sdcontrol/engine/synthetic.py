@@ -94,7 +94,7 @@ def _given(rates: Rates | Mapping[str, Rates]) -> RatesOf:
 
 
 def _checked(rates: Rates) -> tuple[float, ...]:
-    checked = tuple(rates) if isinstance(rates, Sequence) else (float(rates),)
+    checked: tuple[float, ...] = tuple(np.atleast_1d(np.asarray(rates, np.float64)).tolist())
     if not checked or not all(0.0 <= rate <= 1.0 for rate in checked):
         raise ConfigError(f"acceptance rates {checked}: give at least one, each in [0, 1]")
     return checked
