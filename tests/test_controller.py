@@ -128,6 +128,8 @@ def test_a_policy_may_be_a_name_a_mapping_or_an_object() -> None:
     assert Controller("static:ngram:3").plan(view_of(0)).choices[0] == Choice.of("ngram", 3)
     own = Scripted(lambda view, belief: Plan.uniform(view, "draft_model", 2))
     assert Controller(own).plan(view_of(0)).choices[0] == Choice.of("draft_model", 2)
+    with pytest.raises(ConfigError, match="one of your own is a subclass of"):
+        Controller(object())  # type: ignore[arg-type]  # as whoever does not know the base would give
 
 
 def test_the_best_drafter_is_found_from_most_starts() -> None:

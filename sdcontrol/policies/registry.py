@@ -62,7 +62,8 @@ def parse(spec: "str | Mapping[str, object] | PolicyConfig") -> PolicyConfig:
         return _validate(config, config.from_text(text) if colon else {})
     if not isinstance(spec, Mapping):
         raise ConfigError(
-            f"policy given as {type(spec).__name__}: use a name, a mapping or a config model"
+            f"policy given as {type(spec).__name__}: use a name, a mapping or a config model; one of your own "
+            "is a subclass of sdcontrol.policies.Policy"
         )
     settings = dict(spec)
     kind_given = settings.pop("kind", None)
