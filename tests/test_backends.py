@@ -83,6 +83,19 @@ def test_layers_beyond_the_kernel_fall_back_aloud_unless_triton_is_asked_for(
         backend_of("triton", [PLAIN, layer], CUDA)
 
 
+@pytest.mark.usefixtures("hopper")
+def test_a_gpu_of_another_maker_is_computed_on_by_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch calls it "cuda", too, and Triton knows no `maxnreg` there: every launch would raise."""
+    monkeypatch.setattr(torch.version, "hip", "6.4.2")
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(backend_of("auto", [PLAIN], CUDA), TorchAttention)
+    assert "ROCm 6.4.2" in caplog.text
+    with pytest.raises(ConfigError, match=r"'triton' on ROCm 6\.4\.2: .* use 'torch'"):
+        backend_of("triton", [PLAIN], CUDA)
+
+
 def test_triton_without_cuda_is_refused_in_one_line() -> None:
     triton_attention = pytest.importorskip("sdcontrol.engine.kernels.triton_attention")
     if triton_attention.IS_INTERPRETED:

@@ -147,6 +147,11 @@ def _triton(layers: Sequence[LayerShape], device: torch.device) -> AttentionBack
             f"attention_backend 'triton' on {device.type}: it runs on CUDA; use 'torch' (or set "
             "TRITON_INTERPRET=1 before the start, to debug kernels)"
         )
+    if torch.version.hip is not None:  # where a device's type is "cuda", too
+        raise ConfigError(
+            f"attention_backend 'triton' on ROCm {torch.version.hip}: its launches are for NVIDIA's "
+            "compiler; use 'torch'"
+        )
     for layer in dict.fromkeys(layers):
         if layer.dtype not in _DTYPES:
             raise UnsupportedModel(
