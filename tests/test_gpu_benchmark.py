@@ -81,6 +81,7 @@ from sdcontrol.engine.drafters.ngram import NgramDrafter
 from sdcontrol.engine.graphs import forward_bytes, largest_forward_bytes
 from sdcontrol.engine.kernels.splits import SplitPlan
 from sdcontrol.engine.kv_cache import LayerShape
+from sdcontrol.engine.model_watch import ModelWatch
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.verify import CoupledVerifier
 from sdcontrol.errors import DrafterFault
@@ -1069,6 +1070,29 @@ def decoder() -> Iterator[Decoder]:
     decoder.prepare(6, 128)
     yield decoder
     bench.release()
+
+
+def test_a_turn_looks_through_the_model_as_often_for_many_requests_as_for_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time takes a millisecond or more of an 8B model; a cell has a hundred turns of 256."""
+    calls: list[int] = []
+    content = ModelWatch.content
+
+    def counted(watch: ModelWatch) -> bytes:
+        calls[-1] += 1
+        return content(watch)
+
+    monkeypatch.setattr(ModelWatch, "content", counted)
+    for batch in (1, 5):
+        spec = DecoderSpec(
+            ("draft_model",), kind_rates(), kv_tokens_for(batch, 64, 32), batch, 32, has_queue=True
+        )
+        decoder = bench.decoder(spec)
+        calls.append(0)
+        decoder.prepare(batch, 64)
+        decoder.turn(Arm(OFF, OFF), steps=2)
+    assert calls[1] == calls[0] > 0
 
 
 @pytest.mark.parametrize("spec", [OFF, "static:draft_model:2", ADAPTIVE])

@@ -214,10 +214,11 @@ class Decoder:
     def _submit(
         self, seeds: Sequence[int], speculation: "bool | tuple[str, ...]"
     ) -> Mapping[str, Request]:
+        content = self.engine.model_content()  # once: of an 8B model it takes a millisecond or more
         for prompt, seed in zip(self._prompts, seeds, strict=True):
             sampler = RowSampler(processors=LogitsProcessorList(), seed=seed)
             decoding = Decoding(sampler, StopRules(max_new_tokens=self.spec.room), 0.0)
-            self.engine.enqueue(prompt.tokens, decoding, speculation=speculation)
+            self.engine.enqueue(prompt.tokens, decoding, speculation=speculation, content=content)
         return dict(self.engine.requests)
 
     def _admit(self, live: Mapping[str, Request], warm_steps: int) -> None:
@@ -247,8 +248,9 @@ class Decoder:
     def _mark(self, name: str) -> None:
         """The drafter's cache counts as filled where the contexts lie."""
         pool, page = self.engine.pool, self.engine.config.block_size
+        content = self.engine.model_content()
         for prompt in self._prompts:
-            keys = block_keys(prompt.tokens, page, [], root=self.engine.model_content())
+            keys = block_keys(prompt.tokens, page, [], root=content)
             for block in pool.match_prefix(keys, len(prompt.tokens)):
                 pool.mark(block, name)
 

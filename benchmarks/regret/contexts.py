@@ -29,9 +29,9 @@ def lay_out(engine: Engine, prompts: Sequence[Prompt], *, room: int, computed: b
     pool, page = engine.pool, engine.config.block_size
     if not computed:
         _make_up(engine)
-    tables = []
+    tables, content = [], engine.model_content()
     for prompt in prompts:
-        table, keys = BlockTable(), block_keys(prompt.tokens, page, [], root=engine.model_content())
+        table, keys = BlockTable(), block_keys(prompt.tokens, page, [], root=content)
         length = len(keys) * page
         pool.extend(table, length + room, expected_tokens=length + room)
         if computed:
