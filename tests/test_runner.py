@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 
+from sdcontrol.engine.config import EngineConfig
+from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
 from sdcontrol.engine.padding import eager_token_edges
 from sdcontrol.engine.runner import ModelRunner
-from tests.engine_support import tiny_model
+from tests.engine_support import ForcedPlanner, tiny_model
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 8
 
@@ -51,6 +53,22 @@ def test_sizes_for_which_products_are_compiled_are_few_and_change_nothing(
     )
     padded = {*range(1, 17), 24, 32, 40, 48, 56, 64, 72}
     assert computed == (padded if dtype == torch.bfloat16 else set(range(1, 70)))
+
+
+def test_a_step_does_not_look_for_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers goes through an 8B model's modules for ten microseconds each time that it is asked."""
+    asked: list[object] = []
+    model = tiny_model()
+    planner, config = ForcedPlanner(arm="draft_model"), EngineConfig(kv_tokens=256)
+    engine = Engine(model, drafters=[tiny_model(seed=1)], planner=planner, config=config)
+    engine.submit([5, 6, 7], max_new_tokens=6)
+    device = type(model).device
+    monkeypatch.setattr(type(model), "device", property(lambda own: asked.append(own) or device))
+    with engine:
+        engine.run()
+        assert engine.runner.device == torch.device("cpu")
+    assert engine.stats.drafters["draft_model"].drafted
+    assert not asked
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -112,6 +112,7 @@ class ModelRunner:
         self, model: PreTrainedModel, backend: AttentionBackend | BackendName = "auto"
     ) -> None:
         self.model = model
+        self._device = model.device  # which transformers looks for anew each time
         self._configs = attention_configs(model)
         self._lock = _LOCKS.setdefault(model, threading.RLock())
         check_model(model)
@@ -136,7 +137,7 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
-        return self.model.device
+        return self._device
 
     @property
     def has_kernels(self) -> bool:
