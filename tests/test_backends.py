@@ -96,6 +96,21 @@ def test_a_gpu_of_another_maker_is_computed_on_by_torch(
         backend_of("triton", [PLAIN], CUDA)
 
 
+def test_a_gpu_that_is_too_old_for_the_kernels_is_computed_on_by_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tile for prompts, with heads of 256, takes 96 KB of a T4's 64: its first launch would raise."""
+    triton_attention = pytest.importorskip("sdcontrol.engine.kernels.triton_attention")
+    monkeypatch.setattr(triton_attention, "gpu_of", lambda device: (75, 40))
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(backend_of("auto", [PLAIN], CUDA), TorchAttention)
+    assert "compute capability 7.5" in caplog.text
+    with pytest.raises(ConfigError, match=r"capability 7\.5: .* 8\.0 and later; use 'torch'"):
+        backend_of("triton", [PLAIN], CUDA)
+    monkeypatch.setattr(triton_attention, "gpu_of", lambda device: (80, 108))
+    assert type(backend_of("auto", [PLAIN], CUDA)).__name__ == "TritonAttention"
+
+
 def test_triton_without_cuda_is_refused_in_one_line() -> None:
     triton_attention = pytest.importorskip("sdcontrol.engine.kernels.triton_attention")
     if triton_attention.IS_INTERPRETED:

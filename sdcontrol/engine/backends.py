@@ -55,6 +55,9 @@ class PageBounds(Protocol):
 
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
+_LEAST_CAPABILITY = (
+    80  # times ten; of 7.5 tiles spill, or take more than its 64 KB of shared memory
+)
 
 
 class TritonKVCache(KVCache):
@@ -152,11 +155,17 @@ def _triton(layers: Sequence[LayerShape], device: torch.device) -> AttentionBack
             f"attention_backend 'triton' on ROCm {torch.version.hip}: its launches are for NVIDIA's "
             "compiler; use 'torch'"
         )
+    capability, _ = triton_attention.gpu_of(device)
+    if capability < _LEAST_CAPABILITY:
+        raise ConfigError(
+            f"attention_backend 'triton' on compute capability {capability / 10}: its tiles are "
+            f"for {_LEAST_CAPABILITY / 10} and later; use 'torch'"
+        )
     for layer in dict.fromkeys(layers):
         if layer.dtype not in _DTYPES:
             raise UnsupportedModel(
                 f"keys and values of {layer.dtype}: the Triton attention takes float16, bfloat16 "
                 "and float32; use the torch backend"
             )
-        triton_attention.choose_tile(layer, 1, capability=triton_attention.gpu_of(device)[0])
+        triton_attention.choose_tile(layer, 1, capability=capability)
     return triton_attention.TritonAttention()
