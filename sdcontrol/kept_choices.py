@@ -18,6 +18,7 @@ MOST_REQUESTS = 4  # of a batch whose plan may be put together from earlier ones
 _STEPS = 32  # observed, that a choice may stand for
 YOUNG_TOKENS = 16  # generated; before that a request's choice stands until something is learnt
 _MOST_CHOICES = 256
+_MOST_OFFERS = 64  # of a choice, before those are dropped that stand no longer
 _ALIKE_TOKENS = 2  # between choices that are about the same
 _KEPT = "as a few steps ago: "
 
@@ -94,7 +95,13 @@ class KeptChoices:
                 if offers[0][row]:  # a match: drafts take no rounds of a model
                     sharing = 0
             made = _Made(choice, tuple(used), plan.reason, self._num_learnt, last_step, sharing)
-            self._made.setdefault(key, {})[offers] = made
+            self._keep_one(self._made.setdefault(key, {}), offers, made)
+
+    def _keep_one(self, given: dict[_Offers, _Made], offers: _Offers, made: _Made) -> None:
+        if len(given) >= _MOST_OFFERS:  # of a request that decodes for hours
+            for other in [other for other, then in given.items() if not self._stands(then)]:
+                del given[other]
+        given[offers] = made
 
     def forget(self) -> None:
         """Whatever was given stands no longer."""

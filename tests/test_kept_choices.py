@@ -184,3 +184,15 @@ def test_hints_of_arms_that_nobody_may_use_say_nothing() -> None:
     memory.keep(BatchView(1, (request,), 1000), MODEL)
     memory._came.clear()
     assert memory.given(BatchView(2, (request,), 1000)) == (MODEL,)
+
+
+def test_what_one_request_was_given_does_not_pile_up_while_it_decodes_for_hours() -> None:
+    """Of two drafters that look up, hints say something else in nearly every step: all of it would be looked through."""
+    memory, arms = Memory(), ("ngram", "suffix")
+    for step in range(3000):
+        hints = {"ngram": Hint(step % 9, 1 << step % 7), "suffix": Hint(step % 8, 1 << step % 5)}
+        request = RequestView("r", 900, 500, 999, 0.0, arms, hints)
+        memory.keep(BatchView(step, (request,), 1000), Choice.off())
+        memory.pass_steps(1)
+        memory.choices.outdate()
+    assert sum(len(given) for given in memory.choices._made.values()) <= 128
