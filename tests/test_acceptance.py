@@ -6,6 +6,8 @@ are at least twice that, so a test drawn anew fails in fewer than 5 % of draws.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from sdcontrol.core import (
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.confidence import ConfidenceCalibration, calibrated, flattened
+from tests.engine_support import interrupt_at
 
 ARM = "draft_model"
 
@@ -498,6 +501,76 @@ def test_memory_stays_bounded_where_steps_are_counted_anew(steps_of_a_text: int)
         view = view_of([f"r{step}", f"s{step}"], step % steps_of_a_text)
         estimator.update(outcome(view, [2, 2], [1, 1]))
     assert estimator._requests.num_slots <= 2048
+
+
+def test_absent_requests_are_not_looked_for_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where those who may not be forgotten yet just about fill the room: all of it is looked at each time."""
+    estimator, looked = AcceptanceEstimator(), list[int]()
+    requests = estimator._requests
+    forget = requests._forget_absent
+    monkeypatch.setattr(requests, "_forget_absent", lambda: (looked.append(1), forget()))
+    for turn in range(500):
+        view = view_of([f"{turn}-{row}" for row in range(15)], 8 * turn)
+        estimator.update(outcome(view, [1] * 15, [1] * 15))
+    assert requests.num_slots <= 2048
+    assert len(looked) < 30
+
+
+def rooms(estimator: AcceptanceEstimator) -> set[int]:
+    """Arms that there is room for, wherever a compiled loop looks for them."""
+    averages, requests, calibration = (
+        estimator._averages,
+        estimator._requests,
+        estimator._calibration,
+    )
+    tables = (
+        *averages.tables,
+        *requests.population,
+        calibration.tested,
+        calibration.accepted,
+        calibration.curve,
+        calibration.trust,
+        calibration._seen,
+        estimator._is_tree,
+    )
+    by_slot = requests.likelihood, requests.logs, requests.state, requests.counts
+    return {*map(len, tables), *[table.shape[1] for table in by_slot]}
+
+
+def interrupted_at(place: int, estimator: AcceptanceEstimator, told: Observation) -> bool:
+    """Learn, and be interrupted at that place; False where there are not so many."""
+    with suppress(KeyboardInterrupt), interrupt_at(place) as counted:
+        estimator.update(told)
+    return counted[0] == place
+
+
+def test_an_interrupt_leaves_room_for_every_arm_that_is_known() -> None:
+    """Compiled loops look beyond an array's end without a word: at every place where Ctrl-C can be seen."""
+    for place in count(1):
+        told = outcome(view_of("ab", 1, ("new", ARM)), [2, 2], [1, 2], arm="new")
+        estimator = AcceptanceEstimator()
+        if not interrupted_at(place, estimator, told):
+            break
+        assert min(rooms(estimator)) > max(estimator._averages.index_of.values()), place
+        estimator.update(told)
+        estimator.update(outcome(view_of("ab", 2), [2, 2], [1, 2]))
+        assert len(rooms(estimator)) == 1, place
+        assert np.isfinite(believed(estimator, "a", "new")).all()
+    assert place > 20
+
+
+def test_an_interrupt_leaves_as_much_room_for_requests_everywhere() -> None:
+    for place in count(1):
+        told = outcome(view_of([f"r{row}" for row in range(70)], 1), [2] * 70, [1] * 70)
+        estimator = AcceptanceEstimator()
+        taught(estimator, {"a": [0.9] * 8}, 1)
+        requests, is_interrupted = estimator._requests, interrupted_at(place, estimator, told)
+        by_slot = requests.likelihood, requests.logs, requests.state, requests.counts
+        assert {*map(len, by_slot)} == {requests.num_slots}, place
+        assert not {*requests._free} & {*requests._slot_of.values()}, place
+        if not is_interrupted:
+            break
+    assert requests.num_slots > 64
 
 
 def test_a_preempted_request_is_still_known_when_it_returns() -> None:

@@ -250,13 +250,15 @@ class AcceptanceEstimator:
         return set(used)
 
     def _add(self, arm: str) -> None:
-        self._averages.add(arm)
-        num_arms = self._averages.num_arms
+        """It is known once there is room for it everywhere: else an interrupt would let compiled loops miss it."""
+        num_arms = self._averages.num_arms + 1
         self._requests.add_arms(num_arms)
         self._calibration.add_arms(num_arms)
-        self._is_tree = np.append(self._is_tree, False)
+        more = np.zeros(num_arms - len(self._is_tree), np.bool_)
+        self._is_tree = np.concatenate([self._is_tree, more])
         self._believed.clear()
         self._columns.clear()
+        self._averages.add(arm)
 
     def _notice_trees(self, observations: Sequence[Observation]) -> None:
         """An arm whose accepted path once skipped a node drafts trees: count it by node from now."""

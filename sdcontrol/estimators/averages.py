@@ -89,10 +89,10 @@ class ArmAverages:
     def _append(self, acceptance: float) -> None:
         blank = np.zeros((1, NUM_BUCKETS, self._depth))
         prior = prior_rates(acceptance, self._depth)[None]
-        self.tested = np.concatenate([self.tested, blank])
-        self.accepted = np.concatenate([self.accepted, blank])
-        self.prior = np.concatenate([self.prior, prior])
-        self.odds = np.concatenate([self.odds, blank])
+        rows = blank, blank, prior, blank
+        grown = [np.concatenate(pair) for pair in zip(self.tables, rows, strict=True)]
+        # No call stands between these, and only after one are signals looked for.
+        self.tested, self.accepted, self.prior, self.odds = grown
         self._shrink_all(self.num_arms - 1, FIRST_PRIOR, is_tree=False)
 
     def _shrink_all(self, arm: int, levels: FloatArray, *, is_tree: bool) -> None:

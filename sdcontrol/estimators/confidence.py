@@ -56,11 +56,12 @@ class ConfidenceCalibration:
     def add_arms(self, num_arms: int) -> None:
         """Room for `num_arms` arms in all."""
         blank = np.full((max(num_arms - len(self.curve), 0), _BINS), _PRIOR_TOKENS)
-        self.tested = np.concatenate([self.tested, blank])
-        self.accepted = np.concatenate([self.accepted, blank * _CENTRES])
-        self.curve = np.concatenate([self.curve, blank * 0.0 + _CENTRES])
-        self.trust = np.concatenate([self.trust, np.zeros(len(blank))])
-        self._seen = np.concatenate([self._seen, np.zeros(len(blank))])
+        tables = self.tested, self.accepted, self.curve, self.trust, self._seen
+        nothing = np.zeros(len(blank))
+        rows = blank, blank * _CENTRES, blank * 0.0 + _CENTRES, nothing, nothing
+        grown = [np.concatenate(pair) for pair in zip(tables, rows, strict=True)]
+        # No call stands between these, and only after one are signals looked for.
+        self.tested, self.accepted, self.curve, self.trust, self._seen = grown
 
     def update(
         self,

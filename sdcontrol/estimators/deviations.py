@@ -30,6 +30,7 @@ IntArray = NDArray[np.int64]
 
 _KEEP_STEPS = 512  # an absent request may be forgotten after this many steps
 _FIRST_SLOTS = 64
+_SPARE = 8  # the share of the slots that is to be free once absent ones are forgotten, which looks at all
 
 
 class Deviations:
@@ -47,20 +48,19 @@ class Deviations:
         self.variances: FloatArray = np.zeros(0)
         self.one_kind: FloatArray = np.zeros(0)
         self._add_populations(num_arms)
-        self._allocate(_FIRST_SLOTS, num_arms, depth)
-
-    def _allocate(self, slots: int, arms: int, depth: int) -> None:
-        self.likelihood: FloatArray = np.ones((slots, arms, len(LEVELS)))
-        self.logs: FloatArray = np.zeros((slots, arms, len(LEVELS)))
-        self.state: FloatArray = np.zeros((slots, arms, FIELDS))
-        self.counts: FloatArray = np.zeros((slots, arms, 2, depth))
+        self.likelihood, self.logs, self.state, self.counts = _blank(_FIRST_SLOTS, num_arms, depth)
 
     def _add_populations(self, num_arms: int) -> None:
-        more = num_arms - len(self.variances)
-        self.weights = np.concatenate([self.weights, np.tile(FIRST_WEIGHTS, (more, 1))])
-        self.priors = np.concatenate([self.priors, np.tile(FIRST_PRIOR, (more, 1))])
-        self.variances = np.concatenate([self.variances, np.full(more, FIRST_VARIANCE)])
-        self.one_kind = np.concatenate([self.one_kind, np.full(more, FIRST_ONE_KIND)])
+        more = max(num_arms - len(self.variances), 0)
+        blank = (
+            np.tile(FIRST_WEIGHTS, (more, 1)),
+            np.tile(FIRST_PRIOR, (more, 1)),
+            np.full(more, FIRST_VARIANCE),
+            np.full(more, FIRST_ONE_KIND),
+        )
+        grown = [np.concatenate(pair) for pair in zip(self.population, blank, strict=True)]
+        # No call stands between these, and only after one are signals looked for.
+        self.weights, self.priors, self.variances, self.one_kind = grown
 
     @property
     def num_slots(self) -> int:
@@ -101,8 +101,8 @@ class Deviations:
         if len(new) > len(self._free):
             self._forget_absent()
             new = [name for name in dict.fromkeys(ids) if name not in slot_of]
-        if len(new) > len(self._free):
-            self._grow(max(2 * self.num_slots, self.num_slots + len(new)), self.state.shape[1])
+            if len(new) + self.num_slots // _SPARE > len(self._free):
+                self._grow(max(2 * self.num_slots, self.num_slots + len(new)), self.state.shape[1])
         for name in new:
             slot_of[name] = self._free.pop()
         slots = np.array([slot_of[name] for name in ids], np.int64)
@@ -113,7 +113,7 @@ class Deviations:
         """Room for `num_arms` arms in all."""
         if num_arms > self.state.shape[1]:
             self._grow(self.num_slots, num_arms)
-            self._add_populations(num_arms)
+        self._add_populations(num_arms)
 
     def forget_counts(self, arm: int) -> None:
         """Start the counts of one arm over, for every request."""
@@ -122,16 +122,30 @@ class Deviations:
     def _forget_absent(self) -> None:
         for request_id, slot in list(self._slot_of.items()):
             if self.last_seen[slot] < self._now - _KEEP_STEPS:
-                self._free.append(self._slot_of.pop(request_id))
                 self.likelihood[slot] = 1.0
                 self.logs[slot] = self.state[slot] = self.counts[slot] = 0.0
+                self._free.append(self._slot_of.pop(request_id))
 
     def _grow(self, slots: int, arms: int) -> None:
         before = self.likelihood, self.logs, self.state, self.counts
         used = self.state.shape[:2]
-        self._allocate(slots, arms, self.counts.shape[3])
-        after = self.likelihood, self.logs, self.state, self.counts
+        after = _blank(slots, arms, self.counts.shape[3])
         for new, old in zip(after, before, strict=True):
             new[: used[0], : used[1]] = old
-        self._free.extend(range(slots - 1, used[0] - 1, -1))
-        self.last_seen = np.concatenate([self.last_seen, np.zeros(slots - used[0], np.int64)])
+        free = [*self._free, *range(slots - 1, used[0] - 1, -1)]
+        seen = np.concatenate([self.last_seen, np.zeros(slots - used[0], np.int64)])
+        # No call stands between these, and only after one are signals looked for.
+        self.likelihood, self.logs, self.state, self.counts = after
+        self._free, self.last_seen = free, seen
+
+
+def _blank(
+    slots: int, arms: int, depth: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Likelihood, logs, state and counts of requests never seen."""
+    return (
+        np.ones((slots, arms, len(LEVELS))),
+        np.zeros((slots, arms, len(LEVELS))),
+        np.zeros((slots, arms, FIELDS)),
+        np.zeros((slots, arms, 2, depth)),
+    )
