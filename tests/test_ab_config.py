@@ -119,6 +119,38 @@ def test_off_is_a_policy_and_no_boolean(tmp_path: Path) -> None:
     assert load(tmp_path, VALID)[0].arms[0].policy.model_dump() == {"kind": "off"}
 
 
+@pytest.mark.parametrize(("text", "number"), [("010", 10), ("08", 8), ("12", 12), ("0", 0)])
+def test_a_number_that_begins_with_a_zero_is_what_it_looks_like(
+    tmp_path: Path, text: str, number: int
+) -> None:
+    assert load(tmp_path, f"seed: {text}\n{VALID}")[0].seed == number
+    assert load(tmp_path, VALID, f"seed={text}")[0].seed == number
+
+
+def test_a_time_is_no_number_of_seconds(tmp_path: Path) -> None:
+    assert "'1:30': Input should be a valid integer" in complaint(tmp_path, VALID, "blocks=1:30")
+    assert "'1:30.5': Input" in complaint(tmp_path, VALID, "slo.ttft_seconds=1:30.5")
+
+
+def test_a_run_may_be_called_by_its_day(tmp_path: Path) -> None:
+    assert load(tmp_path, VALID.replace("demo", "2026-11-30"))[0].name == "2026-11-30"
+
+
+def test_a_number_where_a_name_belongs_is_to_be_quoted(tmp_path: Path) -> None:
+    said = complaint(tmp_path, VALID.replace("demo", "20261130"))
+    assert said.endswith(
+        "name: 20261130: Input should be a valid string; give letters, digits and . _ = -, in quotes"
+    )
+    assert load(tmp_path, VALID.replace("demo", '"20261130"'))[0].name == "20261130"
+
+
+def test_numbers_are_read_in_every_plain_form(tmp_path: Path) -> None:
+    for text in ("0.05", ".05", "5e-2", "5.0e-2", "5.E-2", "+0.05"):
+        assert load(tmp_path, VALID, f"stopping.alpha={text}")[0].stopping.alpha == 0.05
+    assert load(tmp_path, VALID, "blocks=1_000")[0].blocks == 1000
+    assert "finite" in complaint(tmp_path, VALID, "slo.ttft_seconds=.inf")
+
+
 def test_overrides_replace_values_and_a_new_kind_drops_old_settings(tmp_path: Path) -> None:
     found = load(tmp_path, VALID, "arms.1.policy.kind=off", "blocks=3", "slo.ttft_seconds=0.5")[0]
     assert found.arms[1].policy.model_dump() == {"kind": "off"}

@@ -4,7 +4,7 @@
     document = document.with_value(("arms", 0, "policy"), "off", place="--set ...")
 
 Knows YAML, its lines and columns; nothing of experiments. Unlike YAML 1.1, only true and false are
-booleans: `off` is a policy. A key that comes twice is refused.
+booleans: `off` is a policy. A day or a time is a word, 010 is no eight. A key that comes twice is refused.
 """
 
 import copy
@@ -22,21 +22,30 @@ __all__ = ["Document", "Path", "parse_value", "read_document"]
 Path = tuple[str | int, ...]
 _MOST_NODES = 20_000
 _DEEPEST = 60
-_MERGE = "tag:yaml.org,2002:merge"
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """`off`, `on`, `yes` and `no` are words."""
+    """`off` and its like, days and times are words; so is 010, which fields of numbers take for ten."""
 
 
+_READ_HERE = {f"{_TAG}{name}" for name in ("bool", "int", "float", "timestamp")}
+_FORMS = {  # of plain values, and what they may begin with
+    "bool": (r"true|false", "tf"),
+    "int": (r"[-+]?(0|[1-9][0-9_]*)|0x[0-9a-fA-F_]+|0b[01_]+", "-+0123456789"),
+    "float": (
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:bool"]
+    first: [(tag, form) for tag, form in resolvers if tag not in _READ_HERE]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _word in ("true", "false"):
-    _Loader.yaml_implicit_resolvers.setdefault(_word[0], []).append(
-        ("tag:yaml.org,2002:bool", re.compile(f"^{_word}$"))
-    )
+for _name, (_form, _beginnings) in _FORMS.items():
+    _Loader.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"^({_form})$"), list(_beginnings))
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,8 @@ def _message(document: Document, error: ErrorDetails) -> str:
         problem = error["msg"].removeprefix("Value error, ")
     else:
         remedy = _remedy(document.data, path, error["type"])
+        if error["type"] == "string_type" and isinstance(error["input"], int | float):
+            remedy += ", in quotes"
         problem = f"{_shown(error['input'])}: {error['msg']}; {remedy}"
     shown = ".".join(map(str, path))
     return f"{document.place(path)}: {shown + ': ' if shown else ''}{problem}"
