@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -22,7 +24,8 @@ from sdcontrol.experiments.report.verdict import verdict_of
 from sdcontrol.experiments.results import Results
 from tests.report_support import POLICIES, make_results
 
-STYLE = Path(__file__).resolve().parent.parent / "sdcontrol/experiments/report/templates/style.css"
+TEMPLATES = Path(__file__).resolve().parent.parent / "sdcontrol/experiments/report/templates"
+STYLE = TEMPLATES / "style.css"
 NASTY = "</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}<!--"
 
 
@@ -464,3 +467,51 @@ def test_the_baselines_second_run_stands_beside_the_metric_that_it_is_of(metric:
     of_drift = [row.startswith(label_of(metric)) for row in rows]
     assert 0 < sum(of_drift) < len(rows)
     assert [not row.endswith(DASH) for row in rows] == of_drift
+
+
+DRAWN = """
+const drawn = [];
+const page = { data: JSON.parse(process.argv[1]), shown: { has: () => true } };
+function canvas(host, width, height) { drawn.length = 0; return { height }; }
+function draw(parent, tag, attributes = {}) {
+  if (attributes.class?.endsWith(" label")) drawn.push([attributes.y, parent.height]);
+  return {};
+}
+const [plot, width] = [page.data.plot, 1000];
+PLOTS.chart({ clientWidth: width }, plot);
+console.log(JSON.stringify(drawn));
+"""
+
+
+def names_beside(ends: list[float]) -> tuple[list[float], float]:
+    """Where the names at the ends of an arm's lines stand, from above, and how high the plot is."""
+    series = [{"arm": arm, "stretches": [[[0, 1], [1, end]]]} for arm, end in enumerate(ends)]
+    axis = {"label": "Output", "unit": "tokens/s", "zero": True}
+    arms = [{"name": f"arm-{arm}", "color": 1} for arm in range(len(ends))]
+    plot = {"kind": "chart", "pick": "x", "x": axis, "y": axis, "series": series}
+    sources = {name: (TEMPLATES / f"{name}.js").read_text("utf-8") for name in ("core", "axes")}
+    scripts = [
+        sources["core"].partition("function draw(")[0],
+        "const px = (value) => Math.round(value * 10) / 10;\nconst shorten = (text) => text;\n",
+        "function domainOf" + sources["axes"].partition("function domainOf")[2],
+        *((TEMPLATES / f"{name}.js").read_text("utf-8") for name in ("marks", "plots")),
+    ]
+    data = json.dumps({"arms": arms, "plot": plot})
+    command = [shutil.which("node") or "node", "-e", "\n".join([*scripts, DRAWN]), data]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    drawn = json.loads(found.stdout)
+    return [y for y, _ in drawn], drawn[0][1]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    "ends",
+    [[1.0] * 30, [9.0, *[0.1] * 8], [*[9.0] * 8, 0.1], [1.0, 2.0], [*range(1, 31)]],
+    ids=["thirty", "one above", "one below", "two", "spread"],
+)
+def test_names_at_the_ends_of_lines_stand_apart_and_within_the_plot(ends: list[float]) -> None:
+    places, height = names_beside(ends)
+    assert len(places) == len(ends)
+    assert all(after - before >= 15.8 for before, after in pairwise(places))
+    assert places[0] > 30
+    assert places[-1] < height - 30

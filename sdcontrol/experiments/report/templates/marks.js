@@ -14,6 +14,8 @@ function dots(svg, { x, y }, series, kind = "dense") {
   draw(svg, "path", { class: `${ink(series.arm)} dots ${kind}`, d: path, "data-arm": series.arm });
 }
 
+const LABEL_PITCH = 16;
+
 function endLabels(svg, { x, y, frame }, series) {
   const labels = series
     .map((one) => ({ arm: one.arm, last: seriesPoints(one).at(-1) }))
@@ -21,12 +23,16 @@ function endLabels(svg, { x, y, frame }, series) {
     .map((one) => ({ ...one, y: y(one.last[1]) }))
     .sort((a, b) => a.y - b.y);
   labels.forEach((one, place) => {
-    if (place) one.y = Math.max(one.y, labels[place - 1].y + 16);
+    if (place) one.y = Math.max(one.y, labels[place - 1].y + LABEL_PITCH);
   });
-  const beyond = Math.max(0, (labels.at(-1)?.y ?? 0) - frame.bottom);
+  let lowest = frame.bottom;
+  for (const one of [...labels].reverse()) { // back up, as far as the frame's end and those below ask
+    one.y = Math.min(one.y, lowest);
+    lowest = one.y - LABEL_PITCH;
+  }
   for (const one of labels) {
-    draw(svg, "line", { class: `${ink(one.arm)} leader`, x1: px(x(one.last[0]) + 4), y1: px(y(one.last[1])), x2: frame.right + 6, y2: px(one.y - beyond) });
-    draw(svg, "text", { class: `${ink(one.arm)} label`, x: frame.right + 10, y: px(one.y - beyond + 4) }, shorten(named(one.arm), 15));
+    draw(svg, "line", { class: `${ink(one.arm)} leader`, x1: px(x(one.last[0]) + 4), y1: px(y(one.last[1])), x2: frame.right + 6, y2: px(one.y) });
+    draw(svg, "text", { class: `${ink(one.arm)} label`, x: frame.right + 10, y: px(one.y + 4) }, shorten(named(one.arm), 15));
   }
 }
 

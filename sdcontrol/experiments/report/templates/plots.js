@@ -25,7 +25,8 @@ const PLOTS = {
     const series = plot.series.filter((one) => isShown(one.arm));
     if (!series.length) return emptyNote(host);
     const labelled = plot.pick === "x" && host.clientWidth > 640;
-    const frame = frameOf(host, host.clientWidth < 500 ? 260 : 330, labelled ? 130 : 14);
+    const names = labelled ? 80 + series.length * LABEL_PITCH : 0; // room for the names at the lines' ends
+    const frame = frameOf(host, Math.max(host.clientWidth < 500 ? 260 : 330, names), labelled ? 130 : 14);
     const svg = canvas(host, frame.width, frame.height);
     const points = series.flatMap(seriesPoints);
     const extra = plot.roof ? [[plot.roof.ridge, plot.roof.peak], [plot.roof.ridge, plot.roof.peak * 1.6]] : [];
