@@ -427,9 +427,13 @@ def test_a_reader_who_leaves_ends_it_quietly(
 # ---- the parts
 
 
-def test_what_an_encoding_lacks_is_written_as_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter where LC_ALL is C
+def test_what_an_encoding_lacks_is_written_as_an_escape(
+    monkeypatch: pytest.MonkeyPatch, errors: str
+) -> None:
     written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    stream = io.TextIOWrapper(written, encoding="ascii", errors=errors)
+    monkeypatch.setattr(sys, "stdout", stream)
     assert main(["advise", "--hardware", "h100", "--model", "no model \u00d7"]) == 2
     print("2 \u00d7", flush=True)
     assert written.getvalue() == b"2 \\xd7\n"

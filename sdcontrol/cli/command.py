@@ -125,7 +125,10 @@ def open_missing_streams() -> None:
 def escape_what_encodings_lack() -> None:
     """Write characters that the output's encoding lacks as escapes, rather than fail after the work is done."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        is_text = stream.encoding.lower().startswith("utf")
+        if stream.errors == "strict" or (stream.errors == "surrogateescape" and not is_text):
             stream.reconfigure(errors="backslashreplace")
 
 
