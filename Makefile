@@ -9,6 +9,19 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # One process per core, at most four: each holds a torch of its own.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4
+# Another interpreter than the one that made the environment would silently not be used.
+ifeq ($(origin PYTHON),command line)
+ifneq ($(wildcard $(BIN)/python),)
+VERSION := -c 'import sys; print(*sys.version_info[:3], sep=".")'
+MADE_WITH := $(shell $(BIN)/python $(VERSION))
+ASKED_FOR := $(shell $(PYTHON) $(VERSION))
+ifneq ($(MADE_WITH),$(ASKED_FOR))
+ifneq ($(MAKECMDGOALS),clean)
+$(error $(VENV) is of Python $(MADE_WITH), $(PYTHON) is $(or $(ASKED_FOR),missing): name another folder, as VENV=.venv-other, or run make clean)
+endif
+endif
+endif
+endif
 
 .PHONY: help demo test check bench setup format lint types imports clean
 

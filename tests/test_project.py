@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -261,3 +262,23 @@ def test_the_wheel_holds_the_package_and_nothing_else(run: Run, tmp_path: Path) 
     assert {name for name in in_tree if Path(name).suffix in shipped} <= names
     assert "sdcontrol/py.typed" in names
     assert any(re.match(r"sdcontrol/engine/bundled/.+\.safetensors", name) for name in names)
+
+
+def test_another_interpreter_than_the_environments_is_not_passed_over(tmp_path: Path) -> None:
+    def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "--dry-run", f"VENV={tmp_path}", *arguments]
+        mine = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        return subprocess.run(
+            command, cwd=ROOT, env=mine, capture_output=True, text=True, check=False
+        )
+
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho 3.99.0\n")
+    other.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    assert make("lint").returncode == make("lint", f"PYTHON={sys.executable}").returncode == 0
+    refused = make("lint", f"PYTHON={other}")
+    assert refused.returncode == 2
+    assert f"{other} is 3.99.0: name another folder" in refused.stderr
+    assert make("clean", f"PYTHON={other}").returncode == 0
