@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from sdcontrol.engine.bundled import (
     KINDS,
     bundled_path,
+    corpus,
     held_out_documents,
     held_out_prompts,
     load_bundled,
     load_bundled_tokenizer,
 )
+from sdcontrol.engine.bundled.corpus import load_corpus
 from sdcontrol.errors import ConfigError, UnknownName
 
 FOLDER = bundled_path("target").parent
@@ -97,6 +99,18 @@ def test_asking_for_prompts_needs_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_python_without_its_librarys_source_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(corpus.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    load_corpus.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match="without its standard library's source"):
+            held_out_prompts("code", 1)
+    finally:
+        load_corpus.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "bound"), [("target", 2.2), ("draft", 3.2)])

@@ -85,6 +85,11 @@ def held_out_documents(
             f"nor min_tokens above {_CONTEXT}"
         )
     corpus, rng = load_corpus(held_out=True), random.Random(f"{kind} {seed}")
+    if not (corpus.code and corpus.functions and corpus.prose):
+        raise ConfigError(
+            "this Python comes without its standard library's source, which bundled prompts are made of; give "
+            "prompts of your own, or use a Python that has it"
+        )
     return [_sized(kind, corpus, rng, min_tokens) for _ in range(count)]
 
 
