@@ -1,6 +1,7 @@
 """The requests of a block, and what a meter makes of the steps that decode them."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -220,3 +221,15 @@ def test_joined_samples_keep_their_order_and_both_ends(counts: list[int], most: 
     assert list(times) == sorted(set(times))
     if place and most > 1:
         assert (times[0], times[-1]) == (0.0, place - 1.0)
+
+
+def test_a_file_looked_for_from_another_folder_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    away = experiment(workload={"files": ["prompts.jsonl"]})
+    with pytest.raises(ConfigError, match=f"where it lies: now it is {re.escape(str(tmp_path))}"):
+        check_files(away)
+    away = experiment(workload={"files": [str(tmp_path / "prompts.jsonl")]})
+    with pytest.raises(ConfigError, match=r"correct workload\.files$"):
+        check_files(away)

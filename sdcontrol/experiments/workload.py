@@ -168,7 +168,10 @@ def _read(name: str) -> list[tuple[str, _Line]]:
         raise ConfigError(f"{name} is no UTF-8 text: {error.reason}; save it as UTF-8") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{name} cannot be read: {reason}; correct workload.files") from error
+        here = "" if path.is_absolute() else f", or run this where it lies: now it is {Path.cwd()}"
+        raise ConfigError(
+            f"{name} cannot be read: {reason}; correct workload.files{here}"
+        ) from error
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return [(path.name, _Line(prompt=text))] if text else []
     return [
