@@ -19,6 +19,7 @@ from sdcontrol.core import BatchView, FloatArray, Hint, Observation, RequestView
 __all__ = [
     "ACCEPTED",
     "ARM",
+    "ASKED",
     "DRAFTED",
     "EMITTED",
     "NOBODY",
@@ -42,7 +43,7 @@ IntArray = NDArray[np.int64]
 NO_LIMIT = 1 << 30  # draft tokens, where a hint sets no limit
 NO_MATCH = -1  # matched tokens, where a hint does not speak of matches
 
-ARM, DRAFTED, PROPOSED, ACCEPTED, EMITTED, SHADOWS = range(6)  # rows of `Outcomes.table`
+ARM, ASKED, DRAFTED, PROPOSED, ACCEPTED, EMITTED, SHADOWS = range(7)  # rows of `Outcomes.table`
 NOBODY = -1  # arm of a request that did not draft; tokens of a shadow that nobody knows
 
 _NO_HINT = Hint()
@@ -259,6 +260,8 @@ def _read_outcomes(observations: Sequence[Observation], arms: tuple[str, ...]) -
         arms = tuple(dict.fromkeys([*arms, *used, *shadowed]))
         index = _positions(arms)
     values = [index[arm] for arm in drafters]
+    for one in observations:
+        values += _asked(one)
     for column in _COUNTED:
         values += chain.from_iterable([column(one) for one in observations])
     for arm in shadowed:  # nobody knows of the steps in which it was not scored
@@ -266,6 +269,13 @@ def _read_outcomes(observations: Sequence[Observation], arms: tuple[str, ...]) -
             values += map(_known, one.shadow.get(arm) or (None,) * len(one.accepted))
     table = np.array(values, np.int64).reshape(SHADOWS + len(shadowed), len(drafters))
     return Outcomes(arms, table, tuple([index[arm] for arm in shadowed]))
+
+
+def _asked(observation: Observation) -> Sequence[int]:
+    """Draft tokens that drafters were asked for; as many as came of a step in which something failed."""
+    if observation.faults:
+        return observation.drafted
+    return [choice.num_draft_tokens for choice in observation.plan.choices]
 
 
 def _known(count: int | None) -> int:

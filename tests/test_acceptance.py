@@ -7,6 +7,7 @@ are at least twice that, so a test drawn anew fails in fewer than 5 % of draws.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -344,6 +345,30 @@ def test_a_request_that_copies_is_trusted_sooner_after_short_matches_too() -> No
         estimator.update(outcome(view, [8], [8], arm="ngram"))
     after = estimator.survival(short)["ngram"][0]
     assert (after > 1.2 * before).all()
+
+
+def offered(most: int | None = None, had: int = 0, faults: tuple[str, ...] = ()) -> FloatArray:
+    """What is believed of a drafter that was asked for four tokens, and had `had`, or two, all right, in one step of ten."""
+    estimator = AcceptanceEstimator()
+    for step in range(100):
+        drafted = had if step % 10 else 2
+        hint = Hint(max_draft_tokens=drafted if most is None else most)
+        view = view_of([f"{step // 20}"], step, **{ARM: hint})
+        seen = outcome(view, [drafted], [drafted])
+        estimator.update(replace(seen, plan=Plan((Choice.of(ARM, 4),)), faults=faults))
+    return believed(estimator, "new")
+
+
+def test_a_drafter_that_was_asked_and_had_nothing_is_not_hoped_for_again() -> None:
+    first, second = offered(most=16)[:2]
+    assert first < 0.3
+    assert second > 0.3 * first, "where it had one it had two"
+
+
+def test_drafts_that_a_hint_left_out_that_fell_short_or_that_failed_prove_nothing() -> None:
+    assert offered()[0] > 0.8, "hints said how many there were"
+    assert offered(most=16, had=1)[0] > 0.8, "one of four"
+    assert offered(most=16, faults=("drafter quarantined",))[0] > 0.8
 
 
 def test_a_drafter_that_is_off_is_known_from_its_shadow() -> None:
