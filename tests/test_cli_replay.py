@@ -302,7 +302,7 @@ def test_the_options_name_every_format() -> None:
     ("text", "said"),
     [
         ("a: [", "w.yaml:1:5: no YAML"),
-        ("name: 2026-13-45\n" + GENERATED, "w.yaml:1:7: no such value: month must be"),
+        ("name: !!timestamp 2026-13-45\n" + GENERATED, "w.yaml:1:7: no such value: month must be"),
         ("num_requests: !!bool maybe\n", "w.yaml:1:15: no such value"),
         ("seed: 1\nseed: 2\n", "w.yaml:2:1: 'seed' was given in line 1 already"),
         (GENERATED.replace("ARRIVALS", "at_once, colour: red"), "w.yaml:3:1: arrivals.at_once"),
