@@ -246,7 +246,7 @@ class Observation:
     """What came of one step. Tuples follow `view.requests`.
 
     `accepted < proposed` is an observed rejection; `accepted == proposed` is *censored*: nobody
-    knows how far it would have gone.
+    knows how far it would have gone. `drafted == 0` of a plan for more, which no hint foretold, is a rejection.
     """
 
     view: BatchView

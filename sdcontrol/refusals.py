@@ -76,7 +76,8 @@ def check_request(one: "RequestView", kind: type["Hint"]) -> None:
             return
     for name in _OF_REQUEST:
         _make_whole(one, name, f"{name} of request {one.id!r}", 62)
-    object.__setattr__(one, "drafters", _menu_of(one))
+    _check_kinds(one)
+    object.__setattr__(one, "drafters", tuple(one.drafters))
     if {*map(type, one.hints.values())} - {kind}:
         raise ConfigError(
             f"hints of request {one.id!r}: {dict(one.hints)}; each is a Hint: leave out the drafters "
@@ -110,13 +111,12 @@ def _make_whole(one: object, name: str, what: str, most_bits: int = 63) -> None:
     object.__setattr__(one, name, index(count))
 
 
-def _menu_of(one: "RequestView") -> tuple[str, ...]:
+def _check_kinds(one: "RequestView") -> None:
     for name, kind, remedy in _KINDS:
         if not isinstance(getattr(one, name), kind):
             raise ConfigError(
                 f"{name} of request {one.id!r}: {getattr(one, name)!r}; give {remedy}"
             )
-    return tuple(one.drafters)
 
 
 def check_choices(choices: object, kind: type["Choice"], num_requests: int) -> None:

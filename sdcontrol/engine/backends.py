@@ -55,9 +55,7 @@ class PageBounds(Protocol):
 
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
-_LEAST_CAPABILITY = (
-    80  # times ten; of 7.5 tiles spill, or take more than its 64 KB of shared memory
-)
+_LEAST_CAPABILITY = 80  # times ten; on 7.5 tiles spill, or take over its 64 KB
 
 
 class TritonKVCache(KVCache):

@@ -87,19 +87,13 @@ def _mark_trimmed(
         outcome[ACCEPTED, j] = reached
 
 
-@compiled(f"void(float64[:, ::1], int64[:, ::1], UniTuple(int64, 3), {KNOWN})", is_inlined=True)
-def _mark_absent(
-    outcome: FloatArray, table: IntArray, asked: tuple[int, int, int], known: Known
-) -> None:
-    """A draft that a request (its row, the arm, how many tokens) asked for and did not get at all.
+@compiled("void(float64[:, ::1], int64, boolean)", is_inlined=True)
+def _mark_absent(outcome: FloatArray, asked: int, is_tree: bool) -> None:
+    """A draft of which nothing came: of a chain the first token would not have been accepted, of a tree none.
 
-    Of a chain that says that its first token would not have been accepted, of a tree that of every one. Drafts that
-    fall short prove nothing of what is missing: nobody pays for it either, while plans price it in full.
+    Drafts that merely fall short prove nothing of the rest: nobody pays for it, while plans price it in full.
     """
-    is_tree, _, _, _, _, _ = known
-    r, arm, most = asked
-    if table[DRAFTED, r] == 0 and most > 0:
-        outcome[TESTED, : most if is_tree[arm] else 1] = 1.0
+    outcome[TESTED, : asked if is_tree else 1] = 1.0
 
 
 @compiled(f"void(float64[:, ::1], int64[:, ::1], int64, int64, {KNOWN})", is_inlined=True)
@@ -133,8 +127,10 @@ def prove(observed: Observed, known: Known, limits: IntArray, depth: int) -> Evi
         most = min(table[ASKED, r], limits[used, r]) if 0 <= used < len(limits) else 0
         if used >= 0 and max(table[DRAFTED, r], most) > 0:
             arms[0, r] = index[used]
-            _mark_draft(outcomes[0, r], table, r, arms[0, r], known)
-            _mark_absent(outcomes[0, r], table, (r, arms[0, r], most), known)
+            if table[DRAFTED, r] > 0:
+                _mark_draft(outcomes[0, r], table, r, arms[0, r], known)
+            else:
+                _mark_absent(outcomes[0, r], most, known[0][arms[0, r]])
         for s in range(len(shadows)):
             accepted, arm = table[SHADOWS + s, r], index[shadows[s]]
             if accepted >= 0 and arm != arms[0, r]:

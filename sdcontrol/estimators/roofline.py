@@ -264,7 +264,7 @@ class RooflineCost:
     def verify_seconds(
         self, num_tokens: FloatArray | float, kv_tokens: FloatArray | float, num_requests: int
     ) -> FloatArray:
-        """Of a target forward over `num_tokens` packed tokens reading `kv_tokens` of KV in all; all broadcast."""
+        """Seconds of a target forward over packed tokens that reads `kv_tokens` of KV in all; all broadcast."""
         return self.target.seconds(num_tokens, kv_tokens, num_requests)
 
     def draft_seconds(
