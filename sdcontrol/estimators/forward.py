@@ -2,11 +2,14 @@
 
 Knows nothing of drafting. T tokens, V KV tokens and B requests, the longest draft of which is L tokens, take
 
-    c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + c6 L V - c7 [T = 1] + staircase(T)
+    c0 prior(T, V, B) + c1 + c2 T + c3 V + c4 B + c5 T V / B + c6 L V - c7 [T = 1]
+    + sum_k c(8+k) max(T - knee_k, 0) + staircase(T)
 
 with non-negative coefficients (attention does T / B queries over V keys each: its arithmetic; where it
 pads requests to the longest one, 1 + L for each; for a lone token there are other kernels, which save
-c7), and a running correction per number of tokens for what is not linear. Prices never fall with T or V.
+c7; beyond a ridge, by a knee at every octave, a token costs more: steps with prompts lie there and say
+nothing of one more token before it), and a running correction per number of tokens for what is not
+convex. Prices never fall with T or V.
 Every step's time is learnt, several at once (`measured`).
 """
 
@@ -21,6 +24,7 @@ from sdcontrol.estimators.loads import VerifyLoad
 from sdcontrol.estimators.measured import SEEN_SHAPE, learn_steps
 from sdcontrol.estimators.price import even_draft
 from sdcontrol.estimators.pricing import (
+    KNEES,
     PRIOR_ALONE,
     Pricing,
     featured,
@@ -36,7 +40,9 @@ from sdcontrol.estimators.uninformed import UninformedCost
 __all__ = ["LearntForward"]
 
 # Standard deviations of the coefficients, where a machine was told.
-_SPREAD = np.array([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3, 0.08])
+_SPREAD = np.append([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3, 0.08], np.full(KNEES.shape, 0.5))
+# What measurements must pull a knee up by before it is believed in: noise pulls less.
+_RELUCTANCE = np.append(np.zeros(8), np.full(KNEES.shape, 2.0))
 _UNTOLD = 2.0  # times as uncertain where nothing was: a token more may be all but free
 _MOST_DRIFT = 1.4  # of the first load's price; a larger change of speed is noticed
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
@@ -89,7 +95,9 @@ class LearntForward:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Of the prior, 1, T, V, B, T V / B, L V and -[T = 1], in seconds; the prior alone before measurements."""
+        """Of the prior, 1, T, V, B, T V / B, L V, -[T = 1] and T beyond each knee, in seconds; the prior alone
+        before measurements.
+        """
         if self._regression is None:
             return tuple(PRIOR_ALONE.tolist())
         return tuple(self._regression.coefficients.tolist())
@@ -156,10 +164,13 @@ class LearntForward:
         tables = self._grid, low, high, self._edges
         if self._regression is None:
             features = featured(tables, share, tuple(steps[0, :4].tolist()))
-            units = np.append(features[:-2], (features[-3], 1.0))  # as if all drafts were as long
-            self._reference = np.append(units[:-1], features[-1])
+            features[6] = features[5]  # as if all drafts were as long
+            self._reference = features
+            # Where arithmetic alone counts, a token takes a knee's share of what a forward takes at the knee.
+            units = np.concatenate((features[:7], (1.0,), KNEES))
             spread = _SPREAD * (_UNTOLD if isinstance(self._prior, UninformedCost) else 1.0)
-            self._regression = OnlineRegression(units, PRIOR_ALONE, spread)
+            guess: FloatArray = PRIOR_ALONE - _RELUCTANCE * spread**2
+            self._regression = OnlineRegression(units, guess, spread)
         prior = tables, _kv_counts(kv_tokens)
         return learn_steps(self._regression.filter, self._stairs, self._seen, prior, steps)
 

@@ -13,7 +13,9 @@ from sdcontrol.core import FloatArray
 
 __all__ = ["non_negative_solution"]
 
-_MOST_SWAPS = 4  # of active sets, before starting over from the full one
+_MOST_SWAPS = 3  # in a row that leave as many misplaced, before one at a time
+_MOST_ROUNDS = 100  # a bound that rounding alone could reach
+_ROUNDING = 1e-9  # of a sum's terms, that it may be off by
 _LEAST_PIVOT = 1e-12  # of the diagonal: what rounding leaves of a direction that another repeats
 
 
@@ -49,28 +51,46 @@ def _solved_on(active: NDArray[np.bool_], precision: FloatArray, target: FloatAr
     return solution
 
 
+@compiled(
+    "boolean[::1](boolean[::1], float64[:, ::1], float64[::1], float64[::1])", is_inlined=True
+)
+def _misplaced(
+    active: NDArray[np.bool_], precision: FloatArray, target: FloatArray, solution: FloatArray
+) -> NDArray[np.bool_]:
+    """Active coefficients that are negative, and others that the sum of squares pulls above 0."""
+    misplaced = solution < 0.0
+    for i in range(len(target)):
+        if not active[i]:
+            pull, noise = target[i], abs(target[i])
+            for j in range(len(target)):
+                term = precision[i, j] * solution[j]
+                pull, noise = pull - term, noise + abs(term)
+            misplaced[i] = pull > _ROUNDING * noise
+    return misplaced
+
+
 @compiled("float64[::1](float64[:, ::1], float64[::1], float64[::1])")
 def non_negative_solution(
     precision: FloatArray, target: FloatArray, last: FloatArray
 ) -> FloatArray:
-    """argmin of x' P x / 2 - t' x over x >= 0, by active sets, starting from that of `last`."""
-    active = last > 0.0
-    for _ in range(_MOST_SWAPS):
-        solution = _solved_on(active, precision, target)
-        is_settled = True
-        for i in range(len(target)):
-            pull = 0.0
-            for j in range(len(target)):
-                pull += precision[i, j] * solution[j]
-            leaves = solution[i] < 0.0
-            enters = not active[i] and pull < target[i] * (1.0 - 1e-9)
-            if leaves or enters:
-                active[i], is_settled = enters, False
-        if is_settled:
-            return solution
-    active[:] = True
+    """argmin of x' P x / 2 - t' x over x >= 0, by block principal pivoting (Portugal, Judice and Vicente 1994).
+
+    Starts from the active set of `last`. All that are misplaced change sides; where that does not make them
+    fewer, the last one alone does (Murty's rule, which ends).
+    """
+    active, fewest, swaps = last > 0.0, len(target) + 1, _MOST_SWAPS
     solution = _solved_on(active, precision, target)
-    while (solution < 0.0).any():
-        active &= solution > 0.0
+    for _ in range(_MOST_ROUNDS):
+        misplaced = _misplaced(active, precision, target, solution)
+        num_misplaced = misplaced.sum()
+        if num_misplaced == 0:
+            break
+        swaps = _MOST_SWAPS if num_misplaced < fewest else swaps - 1
+        fewest = min(fewest, num_misplaced)
+        for i in range(len(target) - 1, -1, -1):
+            if misplaced[i]:
+                active[i] = not active[i]
+                if swaps <= 0:
+                    break
         solution = _solved_on(active, precision, target)
-    return solution
+    return np.maximum(solution, 0.0)

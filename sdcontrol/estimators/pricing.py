@@ -10,6 +10,7 @@ from sdcontrol.core import FloatArray
 from sdcontrol.estimators.staircase import interpolated
 
 __all__ = [
+    "KNEES",
     "PRICING",
     "PRIOR_ALONE",
     "Pricing",
@@ -25,7 +26,11 @@ Pricing = tuple[
     tuple[FloatArray, FloatArray, FloatArray, FloatArray], tuple[float, float], FloatArray
 ]
 
-PRIOR_ALONE: FloatArray = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+KNEES: FloatArray = np.exp2(np.arange(4.0, 11.0))
+"""Tokens beyond each of which one more may cost more, `[knees]`: where arithmetic comes to outweigh memory."""
+_STRAIGHT = 8  # features before those of the knees
+
+PRIOR_ALONE: FloatArray = np.array([1.0] + [0.0] * (_STRAIGHT - 1 + len(KNEES)))
 """Coefficients with which a forward takes what the prior says. Do not write."""
 
 
@@ -59,14 +64,22 @@ def featured(
     share: float,
     load: tuple[float, float, float, float],  # tokens, KV tokens, requests, the longest draft
 ) -> FloatArray:
-    """Prior, 1, T, V, B, T V / B, L V, -[T = 1]; `tables`: the grid, the prior at two KV counts, edges."""
+    """Prior, 1, T, V, B, T V / B, L V, -[T = 1], T beyond each knee; `tables`: the grid, the prior at two KV
+    counts, edges.
+    """
     grid, low, high, edges = tables
     num_tokens, kv_tokens, num_requests, longest = load
     tokens = padded(np.full(1, num_tokens), edges)
     prior = interpolated(tokens, grid, low + share * (high - low))[0]
-    per_request = tokens[0] * kv_tokens / max(num_requests, 1.0)
-    padding, lone = longest * kv_tokens, -1.0 if tokens[0] <= 1.0 else 0.0
-    return np.array([prior, 1.0, tokens[0], kv_tokens, num_requests, per_request, padding, lone])
+    features = np.zeros(_STRAIGHT + len(KNEES))
+    features[0], features[1], features[2] = prior, 1.0, tokens[0]
+    features[3], features[4] = kv_tokens, num_requests
+    features[5] = tokens[0] * kv_tokens / max(num_requests, 1.0)
+    features[6] = longest * kv_tokens
+    features[7] = -1.0 if tokens[0] <= 1.0 else 0.0
+    for k in range(len(KNEES)):
+        features[_STRAIGHT + k] = max(tokens[0] - KNEES[k], 0.0)
+    return features
 
 
 @compiled(f"float64[::1]({PRICING}, UniTuple(float64, 2))", is_inlined=True)
@@ -86,8 +99,12 @@ def priced(
     c = coefficients
     fixed = c[1] + c[3] * kv_tokens + c[4] * num_requests
     per_token = c[2] + c[5] * kv_tokens / max(num_requests, 1.0)
-    seconds = np.empty(len(grid))
+    seconds, knee = np.empty(len(grid)), 0
     for i in range(len(grid)):
+        while knee < len(KNEES) and grid[i] > KNEES[knee]:
+            per_token += c[_STRAIGHT + knee]
+            fixed -= c[_STRAIGHT + knee] * KNEES[knee]
+            knee += 1
         prior = low_prior[i] + share * (high_prior[i] - low_prior[i])
         seconds[i] = fixed + per_token * grid[i] + c[0] * prior + scale * correction[i]
         if grid[i] <= 1.0:

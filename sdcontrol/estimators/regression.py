@@ -55,7 +55,8 @@ class OnlineRegression:
 
     `units` are the features at a point of reference, where `prior`, the first guess of the relative
     coefficients, sums to 1; `spread` is its standard deviation. All are `[features]`. `common`, too,
-    is what one standard deviation moves, but all coefficients together. The scale, the seconds at the
+    is what one standard deviation moves, but all coefficients together. Where a guess is negative, the
+    coefficient is 0 until measurements outweigh that. The scale, the seconds at the
     point of reference, is settled by the first measurements unless it is given.
     """
 
@@ -74,11 +75,11 @@ class OnlineRegression:
         memory = np.zeros(_MEMORY)
         memory[SCALE] = 1.0 if scale is None else scale
         memory[_HAS_SCALE] = scale is not None
-        relative = np.array(prior, np.float64)
+        relative = np.maximum(np.asarray(prior, np.float64), 0.0)
         self.coefficients: FloatArray = memory.item(SCALE) * relative / self.units
         """Seconds per unit of each raw feature, `[features]`. Do not write to it."""
         precision: FloatArray = np.asarray(np.linalg.inv(covariance), np.float64)
-        target: FloatArray = precision @ relative
+        target: FloatArray = precision @ prior
         self.filter: Filter = (
             precision,
             target,
