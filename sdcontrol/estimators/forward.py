@@ -41,8 +41,7 @@ __all__ = ["LearntForward"]
 
 # Standard deviations of the coefficients, where a machine was told.
 _SPREAD = np.append([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3, 0.08], np.full(KNEES.shape, 0.5))
-# What measurements must pull a knee up by before it is believed in: noise pulls less.
-_RELUCTANCE = np.append(np.zeros(8), np.full(KNEES.shape, 2.0))
+_RELUCTANCE = 2.0  # pull of measurements below which a knee is not believed in: noise has less
 _UNTOLD = 2.0  # times as uncertain where nothing was: a token more may be all but free
 _MOST_DRIFT = 1.4  # of the first load's price; a larger change of speed is noticed
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
@@ -169,7 +168,8 @@ class LearntForward:
             # Where arithmetic alone counts, a token takes a knee's share of what a forward takes at the knee.
             units = np.concatenate((features[:7], (1.0,), KNEES))
             spread = _SPREAD * (_UNTOLD if isinstance(self._prior, UninformedCost) else 1.0)
-            guess: FloatArray = PRIOR_ALONE - _RELUCTANCE * spread**2
+            guess = PRIOR_ALONE.copy()
+            guess[-KNEES.size :] -= _RELUCTANCE * spread[-KNEES.size :] ** 2
             self._regression = OnlineRegression(units, guess, spread)
         prior = tables, _kv_counts(kv_tokens)
         return learn_steps(self._regression.filter, self._stairs, self._seen, prior, steps)

@@ -53,11 +53,11 @@ FILTER = (
 class OnlineRegression:
     """`seconds = scale * sum(relative_i * feature_i / unit_i)`, with all coefficients at least 0.
 
-    `units` are the features at a point of reference, where `prior`, the first guess of the relative
-    coefficients, sums to 1; `spread` is its standard deviation. All are `[features]`. `common`, too,
-    is what one standard deviation moves, but all coefficients together. Where a guess is negative, the
-    coefficient is 0 until measurements outweigh that. The scale, the seconds at the
-    point of reference, is settled by the first measurements unless it is given.
+    `units` are the features at a point of reference, where what is positive of `prior`, the first guess of the
+    relative coefficients, sums to 1; where that is negative, a coefficient is 0 until measurements outweigh it.
+    `spread` is its standard deviation. All are `[features]`. `common`, too, is what one standard deviation
+    moves, but all coefficients together. The scale, the seconds at the point of reference, is settled by the
+    first measurements unless it is given.
     """
 
     def __init__(
