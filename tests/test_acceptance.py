@@ -365,6 +365,50 @@ def test_a_drafter_that_was_asked_and_had_nothing_is_not_hoped_for_again() -> No
     assert second > 0.3 * first, "where it had one it had two"
 
 
+def mostly_nothing(estimator: AcceptanceEstimator, share: Mapping[str, float], steps: int) -> None:
+    """Drafts of four tokens, each accepted at 0.9, that come to each request as often as `share` says."""
+    rng, plan = np.random.default_rng(5), Plan(tuple(Choice.of(ARM, 4) for _ in share))
+    for step in range(steps):
+        drafted = [4 if rng.random() < often else 0 for often in share.values()]
+        accepted = [run_of(rng, [0.9] * 4, n) for n in drafted]
+        seen = outcome(view_of(list(share), step), drafted, accepted)
+        estimator.update(replace(seen, plan=plan))
+
+
+def test_that_drafts_seldom_come_says_nothing_of_those_that_do() -> None:
+    estimator = AcceptanceEstimator()
+    mostly_nothing(estimator, dict.fromkeys("abcd", 0.3), 60)
+    survival = believed(estimator, "new")
+    assert survival[0] == pytest.approx(0.3 * 0.9, abs=0.06)
+    assert survival[3] == pytest.approx(survival[0] * 0.9**3, abs=0.06)
+    assert estimator.survival(view_of("a")).coming == pytest.approx(0.3, abs=0.12)
+
+
+def test_requests_to_which_drafts_come_are_told_from_others() -> None:
+    estimator = AcceptanceEstimator()
+    mostly_nothing(estimator, {"a": 0.9, "b": 0.1, "c": 0.9, "d": 0.1}, 40)
+    often, seldom = estimator.survival(view_of("ab"))[ARM]
+    assert often[0] > 0.7
+    assert seldom[0] < 0.25
+    assert seldom[3] / seldom[0] == pytest.approx(often[3] / often[0], abs=0.1)
+
+
+def test_a_draft_that_has_come_is_not_doubted_any_more() -> None:
+    estimator = AcceptanceEstimator()
+    mostly_nothing(estimator, dict.fromkeys("abcd", 0.3), 60)
+    view = view_of("ab")
+    plan, before = Plan.uniform(view, ARM, 4), estimator.survival(view)
+    came, awaited = estimator.condition(view, plan, ((0.5,) * 4, ()), before)[ARM]
+    assert came[0] == pytest.approx(0.9, abs=0.06), "nothing was learnt of confidences"
+    assert awaited == pytest.approx(before[ARM][1])
+
+
+def test_of_a_drafter_that_always_drafts_all_comes_exactly() -> None:
+    estimator = AcceptanceEstimator()
+    taught(estimator, {name: [0.7] * 8 for name in "abc"}, 300)
+    assert (estimator.survival(view_of(["a", "new"])).coming == 1.0).all()
+
+
 def test_drafts_that_a_hint_left_out_that_fell_short_or_that_failed_prove_nothing() -> None:
     assert offered()[0] > 0.8, "hints said how many there were"
     assert offered(most=16, had=1)[0] > 0.8, "one of four"

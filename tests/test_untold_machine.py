@@ -25,6 +25,9 @@ class Loop:
     context: int = 300
     answer: tuple[int, int] = (150, 300)
     per_caught_up_token: float = 0.0  # seconds, of arms that have rounds
+    come: float | None = (
+        None  # the share of drafts of which anything comes, of which nobody is told; None: all
+    )
 
     def speed(self, steps: int, fixed: tuple[str, int] | None = None, seed: int = 3) -> float:
         """Expected tokens per second of what was planned, or of always the same; learning included."""
@@ -34,7 +37,7 @@ class Loop:
         for step in range(steps):
             view = crowd.view(step)
             plan = controller.plan(view) if fixed is None else _always(view, *fixed)
-            drafted = tuple(choice.num_draft_tokens for choice in plan.choices)
+            drafted = self._drafted(plan, generator)
             chances = [self.rates.get(choice.drafter or "", 0.0) for choice in plan.choices]
             tokens += sum(
                 (1 - p ** (n + 1)) / (1 - p) for p, n in zip(chances, drafted, strict=True)
@@ -51,6 +54,13 @@ class Loop:
                 )
             crowd.go_on(step, plan, accepted)
         return tokens / seconds
+
+    def _drafted(self, plan: Plan, generator: np.random.Generator) -> tuple[int, ...]:
+        asked = tuple(choice.num_draft_tokens for choice in plan.choices)
+        if self.come is None:
+            return asked
+        has_come = generator.random(self.batch) < self.come
+        return tuple(n if came else 0 for n, came in zip(asked, has_come, strict=True))
 
     def best_fixed(self, steps: int) -> float:
         lengths = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -134,6 +144,12 @@ def _free(forward: tuple[float, float], arm: str, rate: float) -> Loop:
     return Loop(8, lambda n: forward[0] + forward[1] * n, {arm: rate}, {})
 
 
+def _silent(batch: int, forward: tuple[float, float], come: float) -> Loop:
+    """A look-up that is nearly always right, where it finds anything."""
+    rates = {"look_up": 0.95}
+    return Loop(batch, lambda n: forward[0] + forward[1] * n, rates, {}, come=come)
+
+
 def _with_model(
     batch: int,
     forward: tuple[float, float],
@@ -158,6 +174,10 @@ def _with_model(
             _with_model(16, (7e-3, 2e-5), (0.9, 1.5e-4, 1e-6), (400, (150, 250)), ngram=0.8),
             0.95,
         ),
+        # Look-ups that find something in three, or six, of ten steps and say so only by what comes.
+        (_silent(8, (3e-3, 2e-4), 0.6), 0.97),
+        (_silent(8, (2e-2, 6e-3), 0.3), 0.95),
+        (_silent(1, (2e-2, 6e-3), 0.6), 0.96),
         # Long prompts, that a draft model has to catch up with once: worth 16 steps, and paid back.
         (_with_model(4, (1e-2, 2e-4), _MODEL, (8000, (1500, 2500))), 0.95),
         # The same for more requests, whose rounds pay only together: nobody would go first.
@@ -172,6 +192,9 @@ def _with_model(
         "flat and hard",
         "dear",
         "small model",
+        "silent",
+        "silent and dear",
+        "silent and alone",
         "long prompts",
         "prompts of a batch",
         "long prompts of a batch",

@@ -12,7 +12,8 @@ says nothing of the next position. A request counts ever less as it gives more, 
 the arm's requests lie apart, and as it deviates more, so that one odd request cannot drag the average
 along. The deviation has a probability at each of some levels (`levels`), by Bayes' rule; its companions
 tell of it too, where they seem to be of one kind. Own counts per position correct what remains. Arms
-seen to draft trees are counted by node: P(node accepted).
+seen to draft trees are counted by node: P(node accepted). All of that is of drafts that come; how often one that is asked
+for does is a factor of its own (`coming`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,26 +34,14 @@ from sdcontrol.columns import (
     ids_of,
     read_steps,
     said_of,
-    sorted_out,
 )
-from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Confidence, FloatArray, Observation, Plan
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.averages import ArmAverages
 from sdcontrol.estimators.confidence import ConfidenceCalibration, condition, flattened
 from sdcontrol.estimators.deviations import Deviations
-from sdcontrol.estimators.evidence import (
-    KNOWN,
-    NO_NODES,
-    OBSERVED,
-    Known,
-    Observed,
-    node_table,
-    prove,
-)
-from sdcontrol.estimators.hints import buckets_of
-from sdcontrol.estimators.learning import AVERAGES, Averages, learn
-from sdcontrol.estimators.levels import KEPT, Kept
+from sdcontrol.estimators.evidence import NO_NODES, node_table
+from sdcontrol.estimators.learning import absorb
 from sdcontrol.estimators.merging import accepted_nodes, confidences
 from sdcontrol.estimators.survival import Survival
 from sdcontrol.outcomes import DEPTH
@@ -108,7 +97,7 @@ class AcceptanceEstimator:
     def believed(self, view: BatchView, max_tokens: int | None = None) -> Survival:
         """`survival`, computed when first asked for: to be asked before the next `update`."""
         arms, requests = said_of(view).arms, self._requests
-        averages = self._averages.odds, self._is_tree
+        averages = self._averages.odds, self._is_tree, self._averages.coming
         kept = requests.seated(self._slots(view)), requests.population
         depth = min(max_tokens or self.max_draft_tokens, self.max_draft_tokens)
         return Survival(view, arms, (self._index(arms), averages, kept, depth))
@@ -152,7 +141,8 @@ class AcceptanceEstimator:
         for arm in {drafter for drafter in drafters if drafter is not None}.intersection(survival):
             used = np.array([0 if drafter == arm else NOBODY for drafter in drafters], np.int64)
             table = np.array([survival[arm]], np.float64)
-            condition(table, (used, known, calibration), self._index((arm,)), self._is_tree)
+            given = used, known, calibration
+            condition(table, given, self._index((arm,)), self._is_tree, np.ones(table.shape[:2]))
             conditioned[arm] = table[0]
         return conditioned
 
@@ -189,12 +179,12 @@ class AcceptanceEstimator:
         ids = [*chain.from_iterable([ids_of(one.view) for one in observations])]
         self._seated = None
         slots = requests.admit(ids, observations[-1].view.step)
-        _absorb(
+        absorb(
             (outcomes.table, _indices(outcomes.shadows), self._index(outcomes.arms)),
             (self._is_tree, nodes, *confidence, self._calibration.curve, self._calibration.trust),
             (said.values, *said.is_allowed.shape, self._column_of(said.arms)),
             (requests.seated(slots), requests.population),
-            averages.tables,
+            (averages.tables, averages.coming),
         )
 
     def _nodes(self, observations: Sequence[Observation], used: set[str]) -> NDArray[np.bool_]:
@@ -279,21 +269,3 @@ class AcceptanceEstimator:
 @cache
 def _indices(numbers: tuple[int, ...]) -> IntArray:
     return np.array(numbers, np.int64)
-
-
-@compiled(
-    f"void({OBSERVED}, {KNOWN}, Tuple((float64[::1], int64, int64, int64[::1])), {KEPT}, {AVERAGES})"
-)
-def _absorb(
-    observed: Observed,
-    known: Known,
-    said: tuple[FloatArray, int, int, IntArray],  # `Said.values`, arms, requests; see `_column_of`
-    kept: Kept,
-    averages: Averages,
-) -> None:
-    """Prove and learn."""
-    values, arms, requests, column_of = said
-    _, _, limits, match_tokens, confidence, _ = sorted_out(values, arms, requests)
-    evidence = prove(observed, known, limits, averages[0].shape[2])
-    buckets = buckets_of(match_tokens, confidence)
-    learn(evidence, kept, (column_of, buckets), averages, known[0])

@@ -18,6 +18,7 @@ import numpy as np
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray, family_of
 from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.coming import FIRST_DRAFTS
 from sdcontrol.estimators.hints import NUM_BUCKETS, prior_rates
 from sdcontrol.estimators.levels import FIRST_PRIOR, RATIOS
 
@@ -38,7 +39,8 @@ class ArmAverages:
     A family with a prior of its own has a row under its name, for its arms that were never seen.
 
     Chains are counted by position, given that the positions before were accepted; arms that
-    `become_tree` by node, given nothing. Whoever adds to the counts of a cell calls `shrink`.
+    `become_tree` by node, given nothing. Whoever adds to the counts of a cell calls `shrink`. `coming`,
+    `[arms, 2]`, are drafts that were asked for, and those of which something came: see the module of that name.
     """
 
     def __init__(self, depth: int, prior: Mapping[str, float]) -> None:
@@ -49,6 +51,7 @@ class ArmAverages:
         self.accepted: FloatArray = np.zeros(shape)
         self.prior: FloatArray = np.zeros(shape)
         self.odds: FloatArray = np.zeros(shape)
+        self.coming: FloatArray = np.zeros((0, 2))
         self._append(_PRIOR_ACCEPTANCE)
         for arm, acceptance in {**_FAMILY_PRIORS, **prior}.items():
             self.add(arm, acceptance)
@@ -89,10 +92,11 @@ class ArmAverages:
     def _append(self, acceptance: float) -> None:
         blank = np.zeros((1, NUM_BUCKETS, self._depth))
         prior = prior_rates(acceptance, self._depth)[None]
-        rows = blank, blank, prior, blank
-        grown = [np.concatenate(pair) for pair in zip(self.tables, rows, strict=True)]
+        before = *self.tables, self.coming
+        rows = blank, blank, prior, blank, np.full((1, 2), FIRST_DRAFTS)
+        grown = [np.concatenate(pair) for pair in zip(before, rows, strict=True)]
         # No call stands between these, and only after one are signals looked for.
-        self.tested, self.accepted, self.prior, self.odds = grown
+        self.tested, self.accepted, self.prior, self.odds, self.coming = grown
         self._shrink_all(self.num_arms - 1, FIRST_PRIOR, is_tree=False)
 
     def _shrink_all(self, arm: int, levels: FloatArray, *, is_tree: bool) -> None:

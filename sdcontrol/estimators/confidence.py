@@ -165,21 +165,27 @@ def _calibrate(
             trust[arm] = told * seen[arm] / (seen[arm] + _KNOWN_TOKENS)
 
 
-@compiled(f"void(float64[:,:,::1], {GIVEN}, int64[::1], boolean[::1])")
+@compiled(f"void(float64[:,:,::1], {GIVEN}, int64[::1], boolean[::1], float64[:,::1])")
 def condition(
     survival: FloatArray,  # [arms, requests, K]
     given: Given,
     index: IntArray,  # [arms], among all arms
     is_tree: NDArray[np.bool_],
+    coming: FloatArray,  # [arms, requests], the share of drafts that come, which survival is of
 ) -> None:
     """Take confidences into account, in place: known tokens take theirs, calibrated, as far as it is trusted.
 
-    Others keep their hazards, and so do trees. A confidence that is not a finite number says nothing.
+    Others keep their hazards, and so do trees. A confidence that is not a finite number says nothing; one that is
+    there says that the draft has come.
     """
     used, (values, starts), (curves, trusts) = given
     for r in range(min(len(used), survival.shape[1], len(starts) - 1)):
         a, length = used[r], starts[r + 1] - starts[r]
-        if a < 0 or length == 0 or is_tree[index[a]]:
+        if a < 0 or length == 0:
+            continue
+        for j in range(survival.shape[2]):
+            survival[a, r, j] /= coming[a, r]
+        if is_tree[index[a]]:
             continue
         curve, trust, running, before = curves[index[a]], trusts[index[a]], 1.0, 1.0
         for j in range(survival.shape[2]):

@@ -3,7 +3,7 @@
     proposed 4, accepted 2      accepted  1 1 0 .      tested  1 1 1 .     a rejection was seen
     proposed 2, accepted 2      accepted  1 1 . .      tested  1 1 . .     censored: not a word of 3
     trimmed to 2 of 4           accepted  1 1 c .      tested  1 1 1 .     c: what its confidence says
-    asked for 4, drafted 0      accepted  0 . . .      tested  1 . . .     there was nothing, and no hint said so
+    asked for 4, drafted 0      accepted  . . . .      tested  . . . .     see `coming`
 
 Knows nothing of estimates, except for the calibrated acceptance `c` of tokens that were drafted and
 then trimmed: leaving those out would leave the confident ones only.
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdcontrol.columns import ACCEPTED as HITS
-from sdcontrol.columns import ARM, ASKED, DRAFTED, EMITTED, NOBODY, PROPOSED, SHADOWS
+from sdcontrol.columns import ARM, DRAFTED, EMITTED, NOBODY, PROPOSED, SHADOWS
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.estimators.confidence import calibrated
@@ -87,15 +87,6 @@ def _mark_trimmed(
         outcome[ACCEPTED, j] = reached
 
 
-@compiled("void(float64[:, ::1], int64, boolean)", is_inlined=True)
-def _mark_absent(outcome: FloatArray, asked: int, is_tree: bool) -> None:
-    """A draft of which nothing came: of a chain the first token would not have been accepted, of a tree none.
-
-    Drafts that merely fall short prove nothing of the rest: nobody pays for it, while plans price it in full.
-    """
-    outcome[TESTED, : asked if is_tree else 1] = 1.0
-
-
 @compiled(f"void(float64[:, ::1], int64[:, ::1], int64, int64, {KNOWN})", is_inlined=True)
 def _mark_draft(outcome: FloatArray, table: IntArray, r: int, arm: int, known: Known) -> None:
     """What request `r` proves of `arm`, which it used, `[2, K]`."""
@@ -123,14 +114,9 @@ def prove(observed: Observed, known: Known, limits: IntArray, depth: int) -> Evi
     arms = np.full((1 + len(shadows), requests), NOBODY)
     outcomes = np.zeros((len(arms), requests, 2, depth))
     for r in range(requests):
-        used = table[ARM, r]
-        most = min(table[ASKED, r], limits[used, r]) if 0 <= used < len(limits) else 0
-        if used >= 0 and max(table[DRAFTED, r], most) > 0:
-            arms[0, r] = index[used]
-            if table[DRAFTED, r] > 0:
-                _mark_draft(outcomes[0, r], table, r, arms[0, r], known)
-            else:
-                _mark_absent(outcomes[0, r], most, known[0][arms[0, r]])
+        if table[DRAFTED, r] > 0 and table[ARM, r] >= 0:
+            arms[0, r] = index[table[ARM, r]]
+            _mark_draft(outcomes[0, r], table, r, arms[0, r], known)
         for s in range(len(shadows)):
             accepted, arm = table[SHADOWS + s, r], index[shadows[s]]
             if accepted >= 0 and arm != arms[0, r]:

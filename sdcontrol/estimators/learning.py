@@ -7,10 +7,21 @@ Knows nothing of where outcomes come from; arrays in, changed in place. The mode
 import numpy as np
 from numpy.typing import NDArray
 
+from sdcontrol.columns import sorted_out
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
 from sdcontrol.estimators.averages import shrink
-from sdcontrol.estimators.evidence import EVIDENCE, Evidence
+from sdcontrol.estimators.coming import note_all
+from sdcontrol.estimators.evidence import (
+    EVIDENCE,
+    KNOWN,
+    OBSERVED,
+    Evidence,
+    Known,
+    Observed,
+    prove,
+)
+from sdcontrol.estimators.hints import buckets_of
 from sdcontrol.estimators.levels import (
     ACCEPTED,
     ALONE,
@@ -29,7 +40,7 @@ from sdcontrol.estimators.levels import (
     weigh,
 )
 
-__all__ = ["AVERAGES", "Averages", "learn"]
+__all__ = ["absorb"]
 
 IntArray = NDArray[np.int64]
 Averages = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
@@ -119,7 +130,7 @@ def _learn_outcomes(
 
 
 @compiled(f"void({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])", is_inlined=True)
-def learn(
+def _learn(
     evidence: Evidence,
     kept: Kept,
     hints: tuple[IntArray, IntArray],
@@ -142,3 +153,23 @@ def learn(
                 counted = tested[a, b], accepted[a, b], prior[a, b]
                 shrink(counted, priors[a], is_tree[a], odds[a, b])
     _settle(evidence[0], kept)
+
+
+@compiled(
+    f"void({OBSERVED}, {KNOWN}, Tuple((float64[::1], int64, int64, int64[::1])), {KEPT},"
+    f" Tuple(({AVERAGES}, float64[:,::1])))"
+)
+def absorb(
+    observed: Observed,
+    known: Known,
+    said: tuple[FloatArray, int, int, IntArray],  # `Said.values`, arms, requests; each arm's column
+    kept: Kept,
+    counted: tuple[Averages, FloatArray],  # and `ArmAverages.coming`
+) -> None:
+    """Learn from steps: what came, and what is proven of it."""
+    (averages, coming), (values, arms, requests, column_of) = counted, said
+    _, _, limits, match_tokens, confidence, _ = sorted_out(values, arms, requests)
+    note_all(observed, limits, kept[0], coming)
+    evidence = prove(observed, known, limits, averages[0].shape[2])
+    buckets = buckets_of(match_tokens, confidence)
+    _learn(evidence, kept, (column_of, buckets), averages, known[0])

@@ -18,8 +18,10 @@ from sdcontrol.core import FloatArray
 __all__ = [
     "ACCEPTED",
     "ALONE",
+    "DRAFTS",
     "EXCESS",
     "FIELDS",
+    "FILLED",
     "FIRST_ONE_KIND",
     "FIRST_PRIOR",
     "FIRST_VARIANCE",
@@ -68,7 +70,8 @@ _LEAST_LIKELIHOOD = 1e-300  # of long drafts at levels that are out of the quest
 MEAN, VARIANCE = 0, 1  # of the levels, by their probabilities
 GIVEN = 2  # drafts lately given to the average; 0 of a request that is new
 ALONE = 3  # log of the likelihood whatever the level, on the scale of those kept
-FIELDS = 4  # of the state of a (request, arm)
+DRAFTS, FILLED = 4, 5  # that were asked for lately, and those of which something came: see `coming`
+FIELDS = 6  # of the state of a (request, arm)
 
 TESTED, ACCEPTED, EXCESS = 0, 1, 1
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sdcontrol.columns import columns_of
 from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, FloatArray
+from sdcontrol.estimators.coming import share_of
 from sdcontrol.estimators.confidence import Given, condition
 from sdcontrol.estimators.correction import NOTHING, Correction, beside_of, correct
 from sdcontrol.estimators.hints import bucket_of
@@ -36,11 +37,11 @@ IntArray = NDArray[np.int64]
 _OWN_SHRINK_TOKENS = 128.0  # tokens that the model is worth against own counts
 _LEAST_HAZARD = 1e-4
 
-Terms = tuple[IntArray, tuple[FloatArray, NDArray[np.bool_]], Kept, int]
-"""What survival is computed from beside hints: index, `[arms]`, among all arms; odds and `is_tree` of
-the averages; what is kept of requests and arms; draft tokens. Do not write."""
+Terms = tuple[IntArray, tuple[FloatArray, NDArray[np.bool_], FloatArray], Kept, int]
+"""What survival is computed from beside hints: index, `[arms]`, among all arms; odds, `is_tree` and
+`coming` of the averages; what is kept of requests and arms; draft tokens. Do not write."""
 _INDEX = "int64[::1]"
-_AVERAGES = "Tuple((float64[:,:,::1], boolean[::1]))"
+_AVERAGES = "Tuple((float64[:,:,::1], boolean[::1], float64[:,::1]))"
 TERMS = f"Tuple(({_INDEX}, {_AVERAGES}, {KEPT}, int64))"
 
 
@@ -64,13 +65,21 @@ class Survival(Mapping[str, FloatArray]):
         self.correction = correction
         self.confidence = confidence
         self._view = view
-        self._table: FloatArray | None = None
+        self._tables: tuple[FloatArray, FloatArray] | None = None
 
     @property
     def table(self) -> FloatArray:
         """Survival of all arms, `[arms, requests, K]`."""
-        if self._table is not None:
-            return self._table
+        return self._computed()[0]
+
+    @property
+    def coming(self) -> FloatArray:
+        """Share of the drafts asked for of which something comes, which `table` is of, `[arms, requests]`."""
+        return self._computed()[1]
+
+    def _computed(self) -> tuple[FloatArray, FloatArray]:
+        if self._tables is not None:
+            return self._tables
         columns = columns_of(self._view)
         hints = (
             columns.max_draft_tokens,
@@ -78,14 +87,14 @@ class Survival(Mapping[str, FloatArray]):
             columns.confidence,
             columns.is_allowed,
         )
-        table: FloatArray = believe(*self.terms[:-1], hints, self.terms[-1])
+        table, coming = believe(*self.terms[:-1], hints, self.terms[-1])
         said = columns.context_tokens, columns.match_tokens, columns.confidence
         correct(table, said, self.correction)
         if self.confidence is not None:
-            index, (_, is_tree), *_ = self.terms
-            condition(table, self.confidence, index, is_tree)
-        self._table = table
-        return table
+            index, (_, is_tree, _), *_ = self.terms
+            condition(table, self.confidence, index, is_tree, coming)
+        self._tables = table, coming
+        return self._tables
 
     def corrected(self, weights: FloatArray) -> "Survival":
         """The same with a correction, `[arms, 3, features]`, on top; see `Correction`."""
@@ -194,22 +203,25 @@ def _survive(
 
 
 @compiled(
-    f"float64[:,:,::1]({_INDEX}, {_AVERAGES}, {KEPT},"
+    f"Tuple((float64[:,:,::1], float64[:,::1]))({_INDEX}, {_AVERAGES}, {KEPT},"
     " Tuple((int64[:,::1], int64[:,::1], float64[:,::1], boolean[:,::1])), int64)",
     is_inlined=True,
 )
 def believe(
     index: IntArray,  # [arms], among all arms
-    averages: tuple[FloatArray, NDArray[np.bool_]],  # odds, is_tree
+    averages: tuple[FloatArray, NDArray[np.bool_], FloatArray],
     kept: Kept,
     hints: tuple[IntArray, IntArray, FloatArray, NDArray[np.bool_]],  # of `Columns`
     depth: int,
-) -> FloatArray:
-    """Survival, `[arms, requests, depth]`: products of hazards (chains) or rates (trees)."""
-    odds, is_tree = averages
+) -> tuple[FloatArray, FloatArray]:
+    """Survival, `[arms, requests, depth]`: products of hazards (chains) or rates (trees), of drafts that come or not.
+
+    And the share of those that do, `[arms, requests]`.
+    """
+    odds, is_tree, filled = averages
     requests, population = kept
     limits, match_tokens, confidence, is_allowed = hints
-    survival = np.zeros((*limits.shape, depth))
+    survival, coming = np.zeros((*limits.shape, depth)), np.ones(limits.shape)
     most, buckets = np.empty(limits.shape[1], np.int64), np.empty(limits.shape[1], np.int64)
     reached = np.empty((odds.shape[1], len(RATIOS), odds.shape[2]))  # of the arm at hand
     for a in range(len(index)):
@@ -222,4 +234,9 @@ def believe(
                 _reach(odds[arm, buckets[r]], is_tree[arm], reached[buckets[r]])
         own, drafts = (requests, arm, population), (most, buckets)
         _survive(own, drafts, reached, is_tree[arm], survival[a])
-    return survival
+        if filled[arm, 1] < filled[arm, 0]:  # else all comes
+            for r in range(len(most)):
+                coming[a, r] = share_of(requests[3][requests[0][r], arm], filled[arm])
+                for j in range(most[r]):
+                    survival[a, r, j] *= coming[a, r]
+    return survival, coming

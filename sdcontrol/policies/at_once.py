@@ -20,7 +20,7 @@ from sdcontrol.estimators.price import has_terms
 from sdcontrol.estimators.pricing import PRICING, read_off, tabled
 from sdcontrol.estimators.survival import TERMS, Survival, Terms, believe
 from sdcontrol.policies.maximise import search
-from sdcontrol.policies.posing import Horizon, pose, price, spent
+from sdcontrol.policies.posing import Horizon, pose, price, spare, spent
 from sdcontrol.policies.problem import Answer, IntArray
 from sdcontrol.policies.reading import layout_of, rows_of
 from sdcontrol.policies.weighing import SAME, TOLD, Pace, Told, weigh
@@ -107,18 +107,20 @@ def refine_at_once(
 
 
 @compiled(
-    f"Tuple(({_COLUMNS}, float64[:,:,::1]))(Tuple((float64[::1], boolean[:,::1])), {TERMS})",
+    f"Tuple(({_COLUMNS}, float64[:,:,::1], float64[:,::1]))"
+    f"(Tuple((float64[::1], boolean[:,::1])), {TERMS})",
     is_inlined=True,
 )
 def _believe(
     said: tuple[FloatArray, NDArray[np.bool_]], terms: Terms
-) -> tuple[_Columns, FloatArray]:
-    """The view's columns, and the survival of all arms."""
+) -> tuple[_Columns, FloatArray, FloatArray]:
+    """The view's columns, the survival of all arms, and the share of their drafts that come."""
     (values, is_allowed), (index, averages, seated, depth) = said, terms
     columns = sorted_out(values, *is_allowed.shape)
     _, _, limit, match, confidence, _ = columns
     hints = limit, match, confidence, is_allowed
-    return columns, believe(index, averages, seated, hints, depth)
+    survival, coming = believe(index, averages, seated, hints, depth)
+    return columns, survival, coming
 
 
 @compiled(
@@ -140,12 +142,10 @@ def _answer(
     plain, drafting, padding, kv_tokens, most_drafts, horizon = (
         numbers  # the first two are overheads
     )
-    (context, remaining, limit, match, confidence, lagging), offered = _believe(said, terms)
+    columns, offered, coming = _believe(said, terms)
+    context, remaining, limit, match, confidence, lagging = columns
     correct(offered, (context, match, confidence), correction)
-    survival = np.empty(offered.shape)
-    for a in range(len(rows)):
-        survival[a] = offered[rows[a]]
-    posed = pose(survival, (context, remaining, limit, said[1]), layout)
+    posed = pose(offered[rows], (context, remaining, limit, said[1]), layout)
     by_line = np.zeros((0, 0)), lines
     lags, paid = (lagging, remaining), (horizon, padding)
     rounds, catch_up = price(posed, by_line, lags, (rows, family), paid)
@@ -154,6 +154,7 @@ def _answer(
     asked = edges, load[1], max(min(most_tokens, most_drafts), 0), drafting
     verify, grid = tabled(kept, weights, coefficients, load, asked)
     verify[0] += plain - drafting
+    spare(reads, verify, coming, rows)
     drafted = np.zeros(len(rounds), np.int64)
     one = read_off((kept[0], grid, edges), 1.0, 0, plain)
     tables = gain, limits, family, verify, rounds, reads, catch_up, drafted
@@ -183,8 +184,8 @@ def _refined(
     (terms, given, told), (rows, budgets, family), (planned, drafted) = believed, layout, said[1]
     kept, weights, coefficients, edges, lines = prices
     beside, padding, kv_tokens, most_drafts = numbers
-    (context, remaining, _, _, _, _), offered = _believe(said[0], terms)
-    condition(offered, given, terms[0], terms[1][1])
+    (context, remaining, _, _, _, _), offered, coming = _believe(said[0], terms)
+    condition(offered, given, terms[0], terms[1][1], coming)
     own, survival = np.arange(len(rows)), np.empty((len(rows), len(context), planned.max()))
     arm, limits = np.full(len(context), -1), np.zeros((len(rows), len(context)), np.int64)
     for a in range(len(rows)):

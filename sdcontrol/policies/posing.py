@@ -21,6 +21,7 @@ __all__ = [
     "lags_of",
     "pose",
     "price",
+    "spare",
     "spent",
 ]
 
@@ -147,6 +148,23 @@ def price(
                 share = charged((lag, remaining[r]), context, 1.0 + gain[a, r, -1], mine)
                 catch_up[a, r] = (lines[f, 3] / late + lines[f, 4] * lag) * share
     return rounds, catch_up
+
+
+@compiled("void(float64[:,::1], float64[::1], float64[:,::1], int64[::1])")
+def spare(reads: FloatArray, verify: FloatArray, coming: FloatArray, rows: IntArray) -> None:
+    """Take off `reads`, seconds per token, what drafts that do not come spare the verification.
+
+    `coming`, of which `rows` are those of the arms, is the share of drafts that do, by request; a token adds at
+    least as much as the average one of any number of them.
+    """
+    if len(verify) < 2 or coming.min() >= 1.0:
+        return
+    least = np.inf
+    for n in range(1, len(verify)):
+        least = min(least, (verify[n] - verify[0]) / n)
+    for a in range(len(rows)):
+        for r in range(reads.shape[1]):
+            reads[a, r] -= (1.0 - coming[rows[a], r]) * least
 
 
 @compiled("int64[:,::1](int64[:,::1], Tuple((int64[::1], int64[::1])), int64)")

@@ -23,7 +23,7 @@ import math
 from collections import Counter
 
 from sdcontrol.controller_share import ControllerShare
-from sdcontrol.core import BatchView, Observation, Plan, family_of
+from sdcontrol.core import BatchView, Observation, Plan, Timing, family_of
 from sdcontrol.policies.follow_ups import FollowUps, of_caught_up
 from sdcontrol.policies.lengths import Lengths, only
 from sdcontrol.policies.problem import Answer, Problem
@@ -35,6 +35,7 @@ from sdcontrol.policies.tries import (
     RECHECKS,
     Probe,
     Try,
+    as_it_came,
     try_of,
     with_probe,
 )
@@ -130,17 +131,17 @@ class Probing:
             self._earn(seconds)
         self._lengths.update(observation)
         if tried is not None:
-            self._pay(tried, observation.timing.draft_seconds.get(family_of(tried.arm), 0.0))
+            self._pay(as_it_came(tried, observation), observation.timing)
         self._longest = max(_LONGEST_SECONDS, _PAUSE * seconds)
 
-    def _pay(self, tried: Try, measured: float) -> None:
-        """The price that was named; of an arm, with the drafting that was `measured`, and its weight."""
+    def _pay(self, tried: Try, timing: Timing) -> None:
+        """The price that was named; of an arm, with the drafting that was measured, and its weight."""
         arm, price = tried.arm, tried.seconds
         if tried.mark == LENGTHS:
             self._allowance -= price
             return
         self._last_probe = self._steps
-        if 0.0 < measured < self._longest:
+        if 0.0 < (measured := timing.draft_seconds.get(family_of(arm), 0.0)) < self._longest:
             more = max(measured - tried.drafting, 0.0)
             price = price + more if tried.drafting else max(price, measured)
         price *= _MOST_WEIGHT if tried.mark == RECHECKS else self._weight(arm)

@@ -20,7 +20,7 @@ from sdcontrol.estimators.price import (
 )
 from sdcontrol.estimators.survival import Survival
 from sdcontrol.policies.asking import draft_seconds, survival_table, verify_seconds
-from sdcontrol.policies.posing import Horizon, Posed, Prices, lags_of, pose, price, spent
+from sdcontrol.policies.posing import Horizon, Posed, Prices, lags_of, pose, price, spare, spent
 from sdcontrol.policies.problem import Answer, IntArray, Problem
 
 __all__ = [
@@ -85,6 +85,9 @@ def read(view: BatchView, belief: Belief, horizon: Horizon) -> Problem | None:
         verify += more
     if plain != drafting:
         verify[0] += plain - drafting
+    if isinstance(belief.survival, Survival):
+        rows = rows_of(layout.arms, belief.survival.arms)
+        spare(reads, verify, belief.survival.coming, rows)
     drafted = np.zeros(len(rounds), dtype=np.int64)
     return Problem(
         layout.arms, gain, limit, layout.family, verify, rounds, reads, catch_up, drafted

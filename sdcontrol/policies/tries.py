@@ -9,7 +9,7 @@ So what a try may cost is known to whoever has the observation alone. Knows noth
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sdcontrol.core import Choice, Plan
+from sdcontrol.core import Choice, Observation, Plan
 from sdcontrol.policies.problem import Problem
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "RECHECKS",
     "Probe",
     "Try",
+    "as_it_came",
     "try_of",
     "with_probe",
 ]
@@ -27,6 +28,7 @@ __all__ = [
 PROBES, RECHECKS, LENGTHS = "; probes ", "; rechecks ", "; tries other lengths"
 FOLLOWS_UP = "; follows up with "
 PRICE, _DRAFTING = " for at most ", " s beside "
+_IF_EMPTY = 0.25  # of the price of a try, where the drafter had nothing
 
 
 class Try(NamedTuple):
@@ -52,6 +54,14 @@ def try_of(plan: Plan) -> Try | None:
         except ValueError:  # another policy's words
             continue
     return None
+
+
+def as_it_came(tried: Try, observation: Observation) -> Try:
+    """With a part of its price where nothing came of it: then nothing was verified."""
+    rows = zip(observation.plan.choices, observation.drafted, strict=True)
+    if tried.mark == LENGTHS or any(n and choice.drafter == tried.arm for choice, n in rows):
+        return tried
+    return tried._replace(seconds=_IF_EMPTY * tried.seconds)
 
 
 @dataclass(frozen=True, slots=True)
