@@ -23,7 +23,7 @@ from sdcontrol.policies.reading import least_seconds, read, read_drafted
 from sdcontrol.policies.weighing import SAME, Pace, tokens_of, weigh_all
 
 ARMS = ("draft_model", "ngram", "sparse_kv:128", "ngram:b", "sparse_kv:64")
-HORIZON = (64.0, 64.0, 1.0)
+HORIZON = (64.0, 64.0, 1.0, 0.01)
 
 
 def drawn_view(rng: np.random.Generator, step: int, batch: int) -> BatchView:

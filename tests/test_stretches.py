@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sdcontrol.core import BatchView, Belief, Choice, Hint, Observation, Plan, RequestView, Timing
+from sdcontrol.policies.endings import to_go
 from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.posing import bolder, charged
 from sdcontrol.policies.reading import read
@@ -57,7 +58,7 @@ def test_whoever_goes_on_has_shown_no_end() -> None:
     ended = Stretches(64)
     for step in range(200):
         ended.update(observed(step, {f"r{step}": "draft_model"}))
-    assert ended.horizon == (512.0, 64.0, 1.0)  # and no request's first catch-up was seen
+    assert ended.horizon[:3] == (512.0, 64.0, 1.0)  # and no request's first catch-up was seen
 
 
 def test_tries_say_how_well_and_nothing_of_how_long() -> None:
@@ -68,7 +69,7 @@ def test_tries_say_how_well_and_nothing_of_how_long() -> None:
         words = f"goodput{PROBES}draft_model{PRICE}0.001 s"
         stretches.update(replace(one, plan=Plan(one.plan.choices, words)))
         stretches.update(observed(step, {"r": None}, lag=800))
-    assert stretches.horizon == (512.0, 64.0, 1.0)
+    assert stretches.horizon == (512.0, 64.0, 1.0, 0.0)
 
 
 def test_what_is_hoped_of_catch_ups_is_what_they_are_charged_once_it_is_known() -> None:
@@ -106,13 +107,14 @@ def test_long_stretches_and_none_at_all_stay_within_the_setting() -> None:
 
 
 def shares(stretches: Stretches, uses: int, *, requests: int = 100, first_lag: int = 800) -> float:
-    """The share, after requests that had 40 tokens to go each got 2 from a draft model, `uses` times."""
+    """The share, after requests with 40 tokens to go each got 2 from a draft model, `uses` times, then the rest."""
     for number in range(requests):
         for use in range(uses):
             lag = first_lag if not use else 0
             seen = observed(use, {f"r{number}": "draft_model"}, lag=lag, remaining=40 - 2 * use)
             stretches.update(seen)
-        stretches.update(observed(uses, {f"r{number}": "ngram"}, remaining=40 - 2 * uses))
+        left = 40 - 2 * uses
+        stretches.update(observed(uses, {f"r{number}": "ngram"}, remaining=left, emitted=left))
     return stretches.horizon[2]
 
 
@@ -128,7 +130,7 @@ def test_names_may_be_used_again() -> None:
     stretches = Stretches(64)
     for _ in range(100):
         stretches.update(observed(0, {"request-0": "draft_model"}, lag=800, remaining=40))
-        stretches.update(observed(1, {"request-0": "ngram"}, remaining=38))
+        stretches.update(observed(1, {"request-0": "ngram"}, remaining=38, emitted=38))
     assert stretches.horizon[2] == pytest.approx(0.05, abs=0.02)
 
 
@@ -198,8 +200,39 @@ def test_a_catch_up_is_charged_to_the_tokens_that_it_serves(
     lag: int, remaining: int, share: float, served: float
 ) -> None:
     """A lagging prompt once, and not again in every stretch."""
-    horizon = (512.0, 30.0, share)
+    horizon = (512.0, 30.0, share, 0.0)
     assert charged((lag, remaining), 8200.0, 3.0, horizon) == pytest.approx(3.0 / served)
+
+
+def answered(requests: int, tokens: int, may_have: int) -> Stretches:
+    """After requests one after the other, each of which got so many of the tokens that it might have had."""
+    stretches = Stretches(64)
+    for number in range(requests):
+        for came in range(0, tokens, 2):
+            seen = observed(came, {f"r{number}": "ngram"}, remaining=may_have - came)
+            stretches.update(seen)
+    return stretches
+
+
+def test_requests_that_end_by_themselves_have_less_to_go_than_they_may() -> None:
+    horizon = answered(40, 40, 1000).horizon
+    expected = to_go(1000.0, horizon[3])
+    assert expected == pytest.approx(40.0, rel=0.1)
+    assert to_go(10.0, horizon[3]) == pytest.approx(9.0, abs=0.5), "the few that it may have"
+    assert charged((8000, 1000), 8200.0, 3.0, horizon) == pytest.approx(3.0 / (0.9 * expected))
+
+
+def test_requests_that_have_all_that_they_may_say_nothing_of_others() -> None:
+    assert answered(40, 40, 40).horizon[3] == 0.0
+    assert to_go(1000.0, 0.0) == 1000.0
+
+
+def test_answers_that_become_longer_are_followed() -> None:
+    stretches = answered(40, 10, 1000)
+    for number in range(64):
+        for came in range(0, 200, 2):
+            stretches.update(observed(came, {f"long{number}": "ngram"}, remaining=1000 - came))
+    assert to_go(1e6, stretches.horizon[3]) > 150.0
 
 
 def test_until_it_is_known_what_comes_of_it_one_request_catches_up_first() -> None:

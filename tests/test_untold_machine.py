@@ -1,7 +1,7 @@
 """A loop of somebody's own, of whose machine and drafters a controller was told nothing. Simulated."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,8 @@ class Loop:
     context: int = 300
     answer: tuple[int, int] = (150, 300)
     per_caught_up_token: float = 0.0  # seconds, of arms that have rounds
-    come: float | None = (
-        None  # the share of drafts of which anything comes, of which nobody is told; None: all
-    )
+    come: float | None = None  # the share of drafts of which anything comes; None: all
+    may_have: int = 0  # tokens that each request may have, if not its answer's
 
     def speed(self, steps: int, fixed: tuple[str, int] | None = None, seed: int = 3) -> float:
         """Expected tokens per second of what was planned, or of always the same; learning included."""
@@ -97,7 +96,7 @@ class _Crowd:
                 name,
                 int(context),
                 int(context) - self._loop.context,
-                int(left),
+                self._remaining(int(context), int(left)),
                 0.0,
                 arms,
                 self._hints(r),
@@ -107,6 +106,10 @@ class _Crowd:
             )
         ]
         return BatchView(step, tuple(requests), 10**6)
+
+    def _remaining(self, context: int, left: int) -> int:
+        most = self._loop.may_have
+        return most - (context - self._loop.context) if most else left
 
     def _hints(self, r: int) -> dict[str, Hint]:
         return {arm: Hint(catch_up_tokens=int(lag[r])) for arm, lag in self.lags.items()}
@@ -162,6 +165,11 @@ def _with_model(
     return Loop(batch, lambda n: forward[0] + forward[1] * n, rates, rounds, *requests, caught_up)
 
 
+def _short_answers(batch: int, **look_ups: float) -> Loop:
+    loop = _with_model(batch, (1e-2, 2e-4), _MODEL, (4000, (20, 60)), **look_ups)
+    return replace(loop, may_have=8192)
+
+
 @pytest.mark.parametrize(
     ("loop", "least"),
     [
@@ -178,6 +186,10 @@ def _with_model(
         (_silent(8, (3e-3, 2e-4), 0.6), 0.97),
         (_silent(8, (2e-2, 6e-3), 0.3), 0.95),
         (_silent(1, (2e-2, 6e-3), 0.6), 0.96),
+        # Long prompts and short answers, of requests that may have 8,192 tokens: catching up takes 8 steps.
+        (_short_answers(1, ngram=0.5), 0.97),
+        (_short_answers(4, ngram=0.5), 0.97),
+        (_short_answers(4), 0.97),
         # Long prompts, that a draft model has to catch up with once: worth 16 steps, and paid back.
         (_with_model(4, (1e-2, 2e-4), _MODEL, (8000, (1500, 2500))), 0.95),
         # The same for more requests, whose rounds pay only together: nobody would go first.
@@ -195,6 +207,9 @@ def _with_model(
         "silent",
         "silent and dear",
         "silent and alone",
+        "short answers alone",
+        "short answers",
+        "short answers and nothing else",
         "long prompts",
         "prompts of a batch",
         "long prompts of a batch",

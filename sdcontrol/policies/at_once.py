@@ -20,7 +20,7 @@ from sdcontrol.estimators.price import has_terms
 from sdcontrol.estimators.pricing import PRICING, read_off, tabled
 from sdcontrol.estimators.survival import TERMS, Survival, Terms, believe
 from sdcontrol.policies.maximise import search
-from sdcontrol.policies.posing import Horizon, pose, price, spare, spent
+from sdcontrol.policies.posing import HORIZON, Horizon, pose, price, spare, spent
 from sdcontrol.policies.problem import Answer, IntArray
 from sdcontrol.policies.reading import layout_of, rows_of
 from sdcontrol.policies.weighing import SAME, TOLD, Pace, Told, weigh
@@ -127,7 +127,7 @@ def _believe(
     "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
     "Tuple((float64[::1], boolean[:,::1])), "
     f"Tuple(({TERMS}, {CORRECTION}, {TOLD})), UniTuple(int64[::1], 3), {_PRICES}, "
-    "Tuple((float64, float64, float64, float64, int64, UniTuple(float64, 3))))"
+    f"Tuple((float64, float64, float64, float64, int64, {HORIZON})))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
@@ -197,7 +197,7 @@ def _refined(
     posed = pose(survival, (context, remaining, limits, may), (own, budgets, family))
     by_line = np.zeros((0, 0)), lines
     rounds, catch_up = price(
-        posed, by_line, (nothing, remaining), (own, family), ((1.0, 1.0, 1.0), padding)
+        posed, by_line, (nothing, remaining), (own, family), ((1.0, 1.0, 1.0, 0.0), padding)
     )
     done, seconds = spent(rounds, family, arm, drafted)
     load = kv_tokens, float(len(context))

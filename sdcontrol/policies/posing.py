@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 
 from sdcontrol.compiled import compiled
 from sdcontrol.core import FloatArray
+from sdcontrol.policies.endings import to_go
 from sdcontrol.policies.problem import IntArray
 
 __all__ = [
     "BOLD",
+    "HORIZON",
     "SURELY",
     "Horizon",
     "Posed",
@@ -34,9 +36,10 @@ _POSED = "Tuple((float64[:,:,::1], int64[:,::1], float64[:,::1], float64[::1], i
 
 Prices = tuple[FloatArray, FloatArray]
 
-Horizon = tuple[float, float, float]
-"""Tokens that a catch-up is charged to at most: a request's first, and others; and the share of those to go that
-a request gets from a drafter after its first."""
+Horizon = tuple[float, float, float, float]
+"""Tokens that a catch-up is charged to at most: a request's first, and others; the share of those to go that
+a request gets from a drafter after its first; and how probable each is to be its last (`endings`)."""
+HORIZON = "UniTuple(float64, 4)"
 
 
 @compiled(
@@ -90,30 +93,30 @@ def _rounds_on_lines(lines: FloatArray, means: FloatArray, batch: int) -> FloatA
     return rounds
 
 
-@compiled("float64(UniTuple(int64, 2), float64, float64, UniTuple(float64, 3))", is_inlined=True)
+@compiled(f"float64(UniTuple(int64, 2), float64, float64, {HORIZON})", is_inlined=True)
 def charged(request: tuple[int, int], context: float, tokens: float, horizon: Horizon) -> float:
     """The share of a catch-up that is charged to a step that may emit `tokens`, of a request that lags by so
     many tokens, has so many to go, and a `context`; one that lags by less than half of that did not before.
     """
-    lag, remaining = request
-    first, again, share = horizon
-    served = min(float(remaining), again)
+    (lag, remaining), (first, again, share, per_token) = request, horizon
+    expected = to_go(float(remaining), per_token)
+    served = min(expected, again)
     if 2 * lag >= context:
-        served = min(SURELY * share * remaining, first)
+        served = min(SURELY * share * expected, first)
     return min(tokens / max(served, 1.0), 1.0)
 
 
-@compiled("UniTuple(float64, 3)(UniTuple(float64, 3), boolean)", is_inlined=True)
+@compiled(f"{HORIZON}({HORIZON}, boolean)", is_inlined=True)
 def bolder(horizon: Horizon, is_longest: bool) -> Horizon:
     """That of the request with most to go, which goes first where catching up is an investment."""
-    first, again, share = horizon
-    return (BOLD * first if is_longest else first), again, share
+    first, again, share, per_token = horizon
+    return (BOLD * first if is_longest else first), again, share, per_token
 
 
 @compiled(
     f"UniTuple(float64[:,::1], 2)({_POSED}, UniTuple(float64[:,::1], 2), "
     "Tuple((int64[:,::1], int64[::1])), UniTuple(int64[::1], 2), "
-    "Tuple((UniTuple(float64, 3), float64)))",
+    f"Tuple(({HORIZON}, float64)))",
     is_inlined=True,
 )
 def price(

@@ -37,7 +37,7 @@ __all__ = [
 
 _MOST_KEPT = 256  # of what follows from names and sizes: views may offer ever new menus
 _NO_TABLE: FloatArray = np.zeros((0, 0))
-_AT_ONCE: Horizon = 1.0, 1.0, 1.0
+_AT_ONCE: Horizon = 1.0, 1.0, 1.0, 0.0
 
 
 class Layout(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, FloatArray, Hint, Observation, RequestView
 from sdcontrol.policies import posing
+from sdcontrol.policies.endings import Endings, to_go, to_go_each
 from sdcontrol.policies.posing import Horizon
 from sdcontrol.policies.problem import IntArray, Problem
 from sdcontrol.policies.tries import try_of
@@ -44,6 +45,7 @@ class Stretches:
         self.most_tokens = most_tokens
         self.mean_tokens = float(most_tokens)  # of a stretch
         self.share = 1.0  # of what a request had to go
+        self.endings = Endings()
         self._current: dict[str, _Stretch] = {}  # by request
         self._uses: dict[str, _Use] = {}  # by request that caught up a first time
         self._served = 0  # tokens
@@ -65,7 +67,8 @@ class Stretches:
         """What plans may spread catch-ups over."""
         most = float(self.most_tokens)
         first = most * (posing.BOLD if self.is_proven else 1.0)
-        return first, min(max(self.mean_tokens, 1.0), most), self.share
+        again = min(max(self.mean_tokens, 1.0), most)
+        return first, again, self.share, self.endings.per_token
 
     def charged(self, view: BatchView, problem: Problem, a: int) -> FloatArray:
         """The share of each request's catch-up that is charged to a step, `[requests]`."""
@@ -103,13 +106,14 @@ class Stretches:
 
     def at_once(self, view: BatchView, problem: Problem, a: int, tokens: float) -> FloatArray:
         """The same where each catches up now, and gets all that it has to go from that."""
-        whole, to_go = self.whole(view, problem, a), columns_of(view).remaining_tokens
-        return self._spread(problem, a, whole, to_go, tokens)
+        whole, left = self.whole(view, problem, a), columns_of(view).remaining_tokens
+        return self._spread(problem, a, whole, left, tokens)
 
     def _spread(
-        self, problem: Problem, a: int, whole: FloatArray, to_go: IntArray, tokens: float
+        self, problem: Problem, a: int, whole: FloatArray, left: IntArray, tokens: float
     ) -> FloatArray:
-        served = np.clip(posing.SURELY * self.share * to_go, 1.0, self.most_tokens * posing.BOLD)
+        expected = to_go_each(left.astype(float), self.endings.per_token)
+        served = np.clip(posing.SURELY * self.share * expected, 1.0, self.most_tokens * posing.BOLD)
         emitted = np.minimum(1.0 + problem.gain[a, :, -1], tokens)
         return np.asarray(whole * np.minimum(emitted / served, 1.0))
 
@@ -131,6 +135,7 @@ class Stretches:
 
     def update(self, observation: Observation) -> None:
         """Take note of who went on with what."""
+        self.endings.update(observation)
         choices = observation.plan.choices
         users = [choice.drafter for choice in choices if choice.drafter is not None]
         nobody = set(users) <= self._looked_up
@@ -184,4 +189,5 @@ class Stretches:
         """Count what a request got, if it ever caught up."""
         use = self._uses.pop(name, None)
         if use is not None:
-            self.share += _RATE * (min(use.tokens / max(use.possible, 1), 1.0) - self.share)
+            possible = to_go(float(use.possible), self.endings.per_token)
+            self.share += _RATE * (min(use.tokens / max(possible, 1.0), 1.0) - self.share)

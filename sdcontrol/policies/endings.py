@@ -1,0 +1,61 @@
+"""How many tokens a request still has to go, where most end before they have all that they may.
+
+A chat with room for 1,000 tokens that answers in 40 ends by itself. Whoever shares out over 1,000 tokens what a
+request costs once, as a draft model's catch-up does, pays for it 25 times too dearly. How often requests
+end by themselves is counted per token; one that ends with its last token says nothing of it, so that nothing changes where
+all do. Knows nothing of why a request ends, of drafters or costs. A fold over observations.
+"""
+
+import math
+
+import numpy as np
+
+from sdcontrol.columns import ids_of
+from sdcontrol.compiled import compiled
+from sdcontrol.core import FloatArray, Observation
+
+__all__ = ["Endings", "to_go", "to_go_each"]
+
+_MEMORY = 31.0 / 32.0  # of tokens and ends, per request that ends
+
+
+class Endings:
+    """Tokens that were emitted, and requests that ended although they might have had more."""
+
+    def __init__(self) -> None:
+        self._tokens = self._early = 0.0
+        self._last: Observation | None = None
+
+    @property
+    def per_token(self) -> float:
+        """How probable it is that a token is a request's last one, though it might have more."""
+        return self._early / self._tokens if self._early else 0.0
+
+    def update(self, observation: Observation) -> None:
+        """Take note of who is not there any more."""
+        last, self._last = self._last, observation
+        here = ids_of(observation.view)
+        if last is not None and ids_of(last.view) != here:
+            self._count_ends(last, set(here))
+        self._tokens += sum(observation.emitted)
+
+    def _count_ends(self, last: Observation, here: set[str]) -> None:
+        for request, emitted in zip(last.view.requests, last.emitted, strict=True):
+            if request.id not in here:
+                self._tokens *= _MEMORY
+                self._early = _MEMORY * self._early + (request.remaining_tokens > emitted)
+
+
+@compiled("float64(float64, float64)", is_inlined=True)
+def to_go(remaining: float, per_token: float) -> float:
+    """Tokens to expect of a request that may have `remaining`, where each is its last with such a probability."""
+    if per_token <= 0.0:
+        return remaining
+    return (1.0 - math.exp(-per_token * remaining)) / per_token
+
+
+def to_go_each(remaining: FloatArray, per_token: float) -> FloatArray:
+    """The same of each request, `[requests]`."""
+    if per_token <= 0.0:
+        return remaining
+    return np.asarray(-np.expm1(-per_token * remaining) / per_token)
