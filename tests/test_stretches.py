@@ -227,6 +227,27 @@ def test_requests_that_have_all_that_they_may_say_nothing_of_others() -> None:
     assert to_go(1000.0, 0.0) == 1000.0
 
 
+def test_requests_of_batches_that_take_turns_have_not_ended() -> None:
+    stretches = Stretches(64)
+    for step in range(0, 600, 2):
+        for batch in "abc":
+            arms = {f"{batch}{r}": "ngram" for r in range(4)}
+            stretches.update(observed(step, arms, remaining=1000 - step))
+    assert stretches.horizon[3] == 0.0
+
+
+@pytest.mark.parametrize("pause", [1, 20])
+def test_names_that_are_used_again_are_other_requests(pause: int) -> None:
+    """As by whoever generates again and again with one controller."""
+    stretches = Stretches(64)
+    for _ in range(40):
+        for came in range(0, 40, 2):
+            stretches.update(observed(came, {"slot": "ngram"}, remaining=1000 - came))
+        for step in range(pause):
+            stretches.update(observed(step, {}))
+    assert to_go(1000.0, stretches.horizon[3]) == pytest.approx(40.0, rel=0.1)
+
+
 def test_answers_that_become_longer_are_followed() -> None:
     stretches = answered(40, 10, 1000)
     for number in range(64):
