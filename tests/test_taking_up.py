@@ -55,6 +55,7 @@ def proven() -> Stretches:
     for _ in range(8):
         ones, timing = (1,), Timing({ARM: 1.0}, 1.0)
         stretches.update(Observation(view, Plan(choices), ones, ones, ones, (2,), timing))
+    stretches.most_drafts = 4  # so that what they take is known
     return stretches
 
 
@@ -114,6 +115,17 @@ def test_it_has_to_be_better_by_two_hundredths(
 ) -> None:
     told = {"accepted": accepted, "round_seconds": round_seconds}
     assert bool(taken_up([NEW, OLD, OLD, OLD], **told)[0].arm) == begins
+
+
+@pytest.mark.parametrize(("most_drafts", "begins"), [(1, True), (2, False)])
+def test_draft_tokens_are_hoped_to_take_less_until_a_step_had_many(
+    most_drafts: int, begins: bool
+) -> None:
+    """1.018 with 0.01 s for each of four; half of that is 2 % of the step."""
+    taking_up = TakingUp(proven())
+    taking_up.stretches.most_drafts = most_drafts
+    look_at(taking_up, view_of([NEW, OLD, OLD, OLD]), belief(4, accepted=0.475), times=4)
+    assert bool(taking_up.arm) == begins
 
 
 def test_it_is_not_asked_where_there_is_no_steady_state_or_no_need() -> None:

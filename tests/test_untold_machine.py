@@ -198,6 +198,8 @@ def _short_answers(batch: int, **look_ups: float) -> Loop:
         # Nor would anybody follow, for answers that are short: all have to take it up.
         (_with_model(32, (1e-2, 5e-5), (0.8, 1e-3, 5e-6), (2000, (100, 300))), 0.82),
         (_with_model(16, (1e-2, 1e-4), (0.7, 2e-3, 5e-6), (4000, (300, 600))), 0.87),
+        # Nor would they, where tokens are assumed to be more than twice as dear as they are.
+        (_with_model(32, (1e-2, 5e-5), (0.7, 1.5e-3, 1e-5), (300, (150, 300))), 0.9),
     ],
     ids=[
         "flat",
@@ -215,6 +217,7 @@ def _short_answers(batch: int, **look_ups: float) -> Loop:
         "long prompts of a batch",
         "taken up by all",
         "taken up by all for long prompts",
+        "taken up by all for short prompts",
     ],
 )
 def test_little_is_lost_to_the_best_fixed_setting(loop: Loop, least: float) -> None:

@@ -48,6 +48,7 @@ class Stretches:
         self.endings = Endings()
         self._current: dict[str, _Stretch] = {}  # by request
         self._uses: dict[str, _Use] = {}  # by request that caught up a first time
+        self.most_drafts = 0  # tokens of a step
         self._served = 0  # tokens
         self._caught_up: set[str] = set()  # arms that had to
         self._most_users: dict[str, int] = {}  # of one step, by arm
@@ -135,7 +136,7 @@ class Stretches:
 
     def update(self, observation: Observation) -> None:
         """Take note of who went on with what."""
-        self.endings.update(observation)
+        self._count(observation)
         choices = observation.plan.choices
         users = [choice.drafter for choice in choices if choice.drafter is not None]
         nobody = set(users) <= self._looked_up
@@ -162,6 +163,10 @@ class Stretches:
                 self._use(request, arm, emitted)
         if not nobody:
             self._settle({request.id for request in observation.view.requests})
+
+    def _count(self, observation: Observation) -> None:
+        self.endings.update(observation)
+        self.most_drafts = max(self.most_drafts, sum(observation.proposed))
 
     def _has_to_catch_up(self, request: RequestView, arm: str) -> bool:
         """Whether `arm` ever had to."""

@@ -28,6 +28,7 @@ _STEPS = 8  # from one look to the next
 _LOOKS = 4  # over which rates are averaged: one step's says little, where what is looked up comes in runs
 _LEAST_GAIN = 0.02  # of the rate; twice as much after each time that few went on by themselves
 _HOPED_SLOPE = 0.5  # of what a request more adds to a round, where not many ever shared one
+_HOPED_TOKENS = 0.5  # of what draft tokens take, where no step had many
 _FOLLOWED = 0.5  # share of requests after which others come, so that there is a steady state
 _FORGETS = 0.995  # of what is asked for beyond that, per look
 
@@ -175,14 +176,22 @@ class TakingUp:
         return steady
 
     def _hoped(self, problem: Problem, a: int) -> Problem:
-        """With rounds that take less for each request more: that is known only once many shared one."""
+        """With rounds that take less for each request more: that is known only once many shared one. So with tokens."""
         if 2 * self.stretches.most_users(problem.arms[a]) >= problem.batch:
             return problem
+        problem = self._with_hoped_tokens(problem)
         rounds, f = problem.rounds.copy(), problem.family[a]
         rounds[f, 2:] = rounds[f, 1] + _HOPED_SLOPE * (rounds[f, 2:] - rounds[f, 1])
         # What a request reads beyond the average one is part of that: else short contexts pay less than nothing.
         share = np.where(problem.family == f, _HOPED_SLOPE, 1.0)
         return problem._replace(rounds=rounds, reading=share[:, None] * problem.reading)
+
+    def _with_hoped_tokens(self, problem: Problem) -> Problem:
+        """With draft tokens that take less: that is known only once a step had many, and nobody drafts."""
+        if 2 * self.stretches.most_drafts >= problem.batch:
+            return problem
+        verify = problem.verify[0] + _HOPED_TOKENS * (problem.verify - problem.verify[0])
+        return problem._replace(verify=verify)
 
 
 def _late(columns: Columns) -> NDArray[np.bool_]:
