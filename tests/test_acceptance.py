@@ -403,6 +403,16 @@ def test_a_draft_that_has_come_is_not_doubted_any_more() -> None:
     assert awaited == pytest.approx(before[ARM][1])
 
 
+def test_a_drafter_that_never_had_anything_may_still_have_something() -> None:
+    estimator = AcceptanceEstimator()
+    mostly_nothing(estimator, dict.fromkeys("ab", 0.0), 6000)
+    view = view_of("a")
+    plan, before = Plan.uniform(view, ARM, 4), estimator.survival(view)
+    assert 0.0 < before[ARM][0, 0] < 0.01
+    came = estimator.condition(view, plan, ((0.5,) * 4,), before)[ARM][0]
+    assert 0.3 < came[0] <= 1.0
+
+
 def test_of_a_drafter_that_always_drafts_all_comes_exactly() -> None:
     estimator = AcceptanceEstimator()
     taught(estimator, {name: [0.7] * 8 for name in "abc"}, 300)

@@ -248,6 +248,13 @@ def test_names_that_are_used_again_are_other_requests(pause: int) -> None:
     assert to_go(1000.0, stretches.horizon[3]) == pytest.approx(40.0, rel=0.1)
 
 
+def test_requests_that_never_got_anything_may_end() -> None:
+    stretches = Stretches(64)
+    for step in range(60):
+        stretches.update(observed(step, {f"r{step}": "ngram"}, emitted=0))
+    assert stretches.horizon[3] == 1.0
+
+
 def test_answers_that_become_longer_are_followed() -> None:
     stretches = answered(40, 10, 1000)
     for number in range(64):

@@ -23,6 +23,7 @@ FIRST_DRAFTS = 4.0  # of an arm, of which something is assumed to have come
 _MEMORY_DRAFTS = 200.0  # of an arm
 _ARM_DRAFTS = 6.0  # that the arm's share is worth beside a request's own drafts
 _OWN_MEMORY_DRAFTS = 40.0
+_LEAST_SHARE = 0.005
 _FAIR_DRAFTS = 4.0  # of a request, after which one counts half in the arm's share
 
 
@@ -30,7 +31,8 @@ _FAIR_DRAFTS = 4.0  # of a request, after which one counts half in the arm's sha
 def share_of(state: FloatArray, arm: FloatArray) -> float:
     """Of the drafts that a request asks for, those of which something comes; `arm` are its arm's drafts, all and filled."""
     overall = arm[1] / arm[0]
-    return float((state[FILLED] + _ARM_DRAFTS * overall) / (state[DRAFTS] + _ARM_DRAFTS))
+    share = (state[FILLED] + _ARM_DRAFTS * overall) / (state[DRAFTS] + _ARM_DRAFTS)
+    return max(float(share), _LEAST_SHARE)
 
 
 @compiled("void(float64[::1], float64[::1], float64)", is_inlined=True)

@@ -39,7 +39,7 @@ class Endings:
     @property
     def per_token(self) -> float:
         """How probable it is that a token is a request's last one, though it might have more."""
-        return self._early / self._tokens if self._early else 0.0
+        return self._early / max(self._tokens, self._early) if self._early else 0.0
 
     def update(self, observation: Observation) -> None:
         """Take note of who is not there any more."""
@@ -57,7 +57,9 @@ class Endings:
     def _compare(self, last: Observation, view: BatchView) -> None:
         """Who left, who is back, and whose name is another's now, which has more to go."""
         here = {request.id: request.remaining_tokens for request in view.requests}
-        for name in self._away.keys() & here.keys():
+        for name in [
+            name for name in self._away if name in here
+        ]:  # in their order, as a replay has it
             away = self._away.pop(name)
             if here[name] > away.left:
                 self._end(away.left)
