@@ -33,7 +33,7 @@ from sdcontrol.policies.problem import IntArray, Problem
 
 ARMS = ("ngram", "sparse_kv:512", "sparse_kv:2048", "draft_model")
 SHAPES = ("linear", "stairs", "ridge")
-HORIZON = (64.0, 64.0, 1.0)  # tokens over which the policy spreads a catch-up
+HORIZON = (64.0, 64.0, 1.0, 0.0)  # tokens over which the policy spreads a catch-up
 
 
 @dataclass(frozen=True)

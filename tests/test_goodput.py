@@ -323,7 +323,7 @@ def test_those_who_catch_up_together_share_what_it_takes_anyway(lagging: int) ->
         for r in range(4)
     )
     belief = Belief({"draft_model": np.full((4, 4), 0.5)}, cost)
-    at_once = 1.0, 1.0, 1.0  # all of it is charged to this step
+    at_once = 1.0, 1.0, 1.0, 0.0  # all of it is charged to this step
     problem = read(BatchView(0, requests, 1000), belief, at_once)
     assert problem is not None
     charged = problem.catch_up[0]

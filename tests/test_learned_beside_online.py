@@ -199,8 +199,8 @@ def test_what_was_learnt_is_planned_with_in_one_call(model: LearnedModel) -> Non
         before = estimator.survival(view, 8)
         survival, cost = policy.survival(view, before), policy.cost(view, online)
         num_corrected += bool((survival[ARM] != before[ARM]).any())
-        answered = answer_at_once(view, Belief(survival, cost), (64.0, 64.0, 1.0))
-        problem = read(view, Belief(dict(survival), cost), (64.0, 64.0, 1.0))
+        answered = answer_at_once(view, Belief(survival, cost), (64.0, 64.0, 1.0, 0.0))
+        problem = read(view, Belief(dict(survival), cost), (64.0, 64.0, 1.0, 0.0))
         assert answered is not None
         assert problem is not None
         assert answered.answer.length.tolist() == maximise(problem).length.tolist()

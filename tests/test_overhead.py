@@ -19,7 +19,7 @@ from sdcontrol.policies.problem import Problem
 from sdcontrol.policies.reading import read, to_choices
 from tests.plan_instances import DrawnCost, all_plans, goodput_of, small_instance
 
-HORIZON = (64.0, 64.0, 1.0)
+HORIZON = (64.0, 64.0, 1.0, 0.0)
 H200, REACHED = hardware.by_name("H200"), Calibration(0.88, 0.65, 6e-6, 2e-8)
 
 

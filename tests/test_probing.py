@@ -259,7 +259,7 @@ def test_a_try_by_all_leaves_the_others_what_kv_slots_are_left(drafted: int, lef
     rounds = {"ngram": (0.0, 0.0, 0.0), "model": (1e-3, 0.0, 0.0)}
     survival = {arm: np.full((3, 4), 0.5) for arm in ("ngram", "model")}
     cost = DrawnCost("linear", 0.01, 1e-4, 1, 0.0, rounds)
-    problem = read(view, Belief(survival, cost), (1.0, 1.0, 1.0))
+    problem = read(view, Belief(survival, cost), (1.0, 1.0, 1.0, 0.0))
     assert problem is not None
     plan = Plan((Choice.off(), Choice.of("ngram", 1), Choice.of("ngram", drafted)))
     probe = Probe(0, 1, 1e-3, 1e-3, 1e-3, by_all=True)

@@ -54,7 +54,7 @@ def rates(
 ) -> tuple[float, float]:
     """The price of a second beside a prompt, and the rate of the best plan without it."""
     view, belief = instance(others_wait=others_wait, cost=cost)
-    problem = read(view, belief, (64.0, 64.0, 1.0))
+    problem = read(view, belief, (64.0, 64.0, 1.0, 0.0))
     assert problem is not None
     price = prompts.rate(view, problem, belief.cost)
     assert price is not None
@@ -68,7 +68,7 @@ def test_a_second_is_worth_what_decoding_brings_without_the_prompt() -> None:
         price, alone = rates(prompts, others_wait=others_wait)
         assert price == alone
     view, belief = instance(others_wait=True, prefill_tokens=0)
-    problem = read(view, belief, (64.0, 64.0, 1.0))
+    problem = read(view, belief, (64.0, 64.0, 1.0, 0.0))
     assert problem is not None
     assert prompts.rate(view, problem, belief.cost) is None
 
