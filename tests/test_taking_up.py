@@ -128,6 +128,15 @@ def test_draft_tokens_are_hoped_to_take_less_until_a_step_had_many(
     assert bool(taking_up.arm) == begins
 
 
+def test_drafts_that_do_not_come_spare_no_more_than_tokens_are_hoped_to_take() -> None:
+    view, taking_up = view_of([NEW, OLD, OLD, OLD]), TakingUp(proven())
+    taking_up.stretches.most_drafts = 0
+    problem = problem_of(view, belief(4), taking_up.stretches)
+    spared = problem._replace(reading=problem.reading - 0.009)  # nine in ten, of 0.01 s a token
+    hoped = taking_up._with_hoped_tokens(spared)
+    assert (np.diff(hoped.verify) + hoped.reading.min() > 0.0).all()
+
+
 def test_it_is_not_asked_where_there_is_no_steady_state_or_no_need() -> None:
     all_of_them = [NEW, OLD, OLD, OLD]
     taking_up = TakingUp(proven())

@@ -191,7 +191,9 @@ class TakingUp:
         if 2 * self.stretches.most_drafts >= problem.batch:
             return problem
         verify = problem.verify[0] + _HOPED_TOKENS * (problem.verify - problem.verify[0])
-        return problem._replace(verify=verify)
+        # What drafts that do not come spare is part of that: else they would bring time.
+        reading = np.maximum(problem.reading, _HOPED_TOKENS * problem.reading)
+        return problem._replace(verify=verify, reading=reading)
 
 
 def _late(columns: Columns) -> NDArray[np.bool_]:
