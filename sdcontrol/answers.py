@@ -38,6 +38,8 @@ def check_shorter(shorter: Plan, plan: Plan) -> None:
         raise PlanError(f"refine returned {type(shorter).__name__}; return a shortened Plan")
     check_choices(shorter.choices, Choice, len(plan.choices))
     for row, (after, before) in enumerate(zip(shorter.choices, plan.choices, strict=True)):
+        if after is before:
+            continue
         is_suffix_dropped = after.num_draft_tokens <= before.num_draft_tokens
         if not is_suffix_dropped or after.drafter not in (before.drafter, None):
             raise PlanError(

@@ -1,5 +1,7 @@
 """One compiled call answers what the steps one by one answer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from sdcontrol.core import (
 from sdcontrol.policies.at_once import answer_at_once, refine_at_once
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.problem import Answer, Problem
+from sdcontrol.policies.prompts import Prompts
 from sdcontrol.policies.reading import least_seconds, read, read_drafted
 from sdcontrol.policies.weighing import SAME, Pace, tokens_of, weigh_all
 
@@ -151,11 +154,92 @@ def plan_of(rng: np.random.Generator, view: BatchView) -> Plan:
     return Plan(tuple(choices))
 
 
-def test_other_beliefs_and_steps_with_a_prompt_are_left_to_the_steps_one_by_one() -> None:
+def beside_prompt(view: BatchView, rng: np.random.Generator) -> BatchView:
+    """The same beside a prompt, others waiting or not."""
+    tokens, waiting = int(rng.integers(1, 400)), bool(rng.random() < 0.5)
+    return replace(view, prefill_tokens=tokens, others_wait=waiting)
+
+
+@pytest.mark.parametrize("steps_with_prompts", [0, 200])
+@pytest.mark.parametrize("batch", [2, 17])
+def test_one_call_answers_beside_a_prompt_what_the_steps_one_by_one_answer(
+    batch: int, steps_with_prompts: int
+) -> None:
+    """The price of a second is that of the step without the prompt, or more where prompts set the pace."""
+    rng, differ, num_answered = np.random.default_rng(batch), 0, 0
+    controller = Controller("goodput", token_edges=(8, 16, 64), clock=None)
+    prompts = Prompts()
+    for step in range(steps_with_prompts):
+        prompts.update(outcome(rng, controller, beside_prompt(drawn_view(rng, step, batch), rng)))
+    for step in range(40):
+        view = beside_prompt(drawn_view(rng, step, batch), rng)
+        belief = controller.belief(view)
+        problem = read(view, belief, HORIZON)
+        answered = answer_at_once(view, belief, HORIZON, prompts=prompts)
+        if problem is None:
+            assert answered is None
+            continue
+        assert answered is not None
+        expected = maximise(problem, prompts.rate(view, problem, belief.cost))
+        assert answered.answer.length.tolist() == expected.length.tolist()
+        assert answered.answer[2:] == pytest.approx(expected[2:], rel=1e-12)
+        num_answered += 1
+        differ += expected.length.tolist() != maximise(problem).length.tolist()
+        controller.observe(outcome(rng, controller, view))
+    assert num_answered > 30
+    assert differ > 0
+
+
+@pytest.mark.parametrize("steps_with_prompts", [0, 200])
+def test_one_call_refines_beside_a_prompt_as_the_steps_one_by_one_do(
+    steps_with_prompts: int,
+) -> None:
+    rng, num_shortened = np.random.default_rng(3), 0
+    controller = Controller("goodput", clock=None)
+    prompts = Prompts()
+    for step in range(steps_with_prompts):
+        prompts.update(outcome(rng, controller, beside_prompt(drawn_view(rng, step, 4), rng)))
+    for step in range(60):
+        view = beside_prompt(drawn_view(rng, step, 4), rng)
+        plan = plan_of(rng, view)
+        drafted = [int(rng.integers(0, c.num_draft_tokens + 1)) for c in plan.choices]
+        confidence = tuple(tuple(rng.random(n).tolist()) for n in drafted)
+        belief = controller.belief(view)
+        survival = controller.acceptance.condition(view, plan, confidence, belief.survival)
+        given = Belief(survival, belief.cost)
+        lengths = refine_at_once(view, plan, drafted, given, prompts=prompts)
+        problem = read_drafted(view, plan, drafted, given)
+        if plan.is_off or problem is None:
+            assert lengths is None
+        else:
+            expected = maximise(problem, prompts.rate(view, problem, belief.cost))
+            assert lengths == expected.length.tolist()
+            num_shortened += lengths != [c.num_draft_tokens for c in plan.choices]
+        controller.observe(outcome(rng, controller, view))
+    assert num_shortened > 10
+
+
+def test_what_a_plan_believed_is_what_its_refinement_sees() -> None:
+    """It is not computed again, and conditioning does not change it."""
+    rng, controller = np.random.default_rng(5), Controller("goodput", clock=None)
+    for step in range(20):
+        controller.observe(outcome(rng, controller, drawn_view(rng, step, 6)))
+    view = drawn_view(rng, 20, 6)
+    fresh = controller.acceptance.survival(view, controller.max_draft_tokens)
+    survival = controller.acceptance.believed(view, controller.max_draft_tokens)
+    assert answer_at_once(view, Belief(survival, controller.cost), HORIZON) is not None
+    plan = plan_of(rng, view)
+    confidence = tuple(tuple(rng.random(c.num_draft_tokens).tolist()) for c in plan.choices)
+    conditioned = controller.acceptance.condition(view, plan, confidence, survival)
+    afresh = controller.acceptance.condition(view, plan, confidence, fresh)
+    for arm in fresh:
+        np.testing.assert_array_equal(survival[arm], fresh[arm])
+        np.testing.assert_array_equal(conditioned[arm], afresh[arm])
+
+
+def test_other_beliefs_are_left_to_the_steps_one_by_one() -> None:
     rng, controller = np.random.default_rng(0), Controller("goodput", clock=None)
     view = drawn_view(rng, 0, 3)
     belief = controller.belief(view)
     assert answer_at_once(view, belief, HORIZON) is not None
     assert answer_at_once(view, Belief(dict(belief.survival), belief.cost), HORIZON) is None
-    prompt = BatchView(0, view.requests, view.free_kv_tokens, prefill_tokens=7)
-    assert answer_at_once(prompt, controller.belief(prompt), HORIZON) is None

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -57,13 +56,6 @@ class Prediction:
         return math.log(self.measured_seconds / self.predicted_seconds)
 
 
-class _Measured(NamedTuple):
-    """Steps whose drafting is to be learnt from, and the speed before their forwards were learnt."""
-
-    steps: Sequence[Observation]
-    speed_before: float
-
-
 class OnlineCost:
     """A `Cost` that starts from `prior` and follows the measured steps; see `pad_to` for edges.
 
@@ -85,7 +77,9 @@ class OnlineCost:
         self.last_prediction: Prediction | None = None
         self._lines: dict[tuple[str, ...], FloatArray] = {}
         self._judged: Sequence[Observation] | None = None
-        self._measured: _Measured | None = None
+        # Steps whose drafting is to be learnt from, and the speed before their forwards were.
+        self._measured: tuple[Sequence[Observation], float] | None = None
+        self._drafts: tuple[Observation, dict[str, DraftLoad]] | None = None  # that was judged last
         self._regime = Regime()
         self.drift = 0.0  # running log-ratio of measured to predicted step time
 
@@ -210,6 +204,7 @@ class OnlineCost:
         if not is_timed:
             return
         load, drafts = verify_load(one), draft_loads(one)
+        self._drafts = one, drafts
         expected = self._forward.seconds_of(load)
         self._compare(one, expected + self._beside(drafts))
         self._learn_overhead(one)
@@ -228,12 +223,12 @@ class OnlineCost:
         steps, self._judged = self._judged, None
         self._assumed.forget()
         self._lines.clear()
-        self._measured = _Measured(steps, self._forward.speed)
+        self._measured = steps, self._forward.speed
         if self._forward.learn(measured_loads(steps)):
             _log.info("speed_changed", step=steps[-1].view.step, speed=self._forward.speed)
 
     def learn_rounds(self) -> None:
-        """The last part: let rounds follow the forwards' speed, and learn what those took that every family made last."""
+        """The last part: let rounds follow the forwards' speed, and learn what each family's last ones took."""
         if self._measured is None:
             return
         (steps, before), self._measured = self._measured, None
@@ -242,7 +237,7 @@ class OnlineCost:
         if speed != before:
             for rounds in self._rounds.values():  # those that are off are not measured
                 rounds.rescale(speed / before)
-        for family, (draft, seconds) in latest_drafting(steps).items():
+        for family, (draft, seconds) in latest_drafting(steps, self._drafts).items():
             if is_plausible(taken := seconds or _UNSEEN_SECONDS):
                 self._learn_rounds(family, draft, taken)
 

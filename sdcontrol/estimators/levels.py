@@ -133,9 +133,10 @@ def _multiply(
     likelihood: FloatArray, rates: FloatArray, tested: float, accepted: float, trust: float
 ) -> None:
     """By the likelihood of one position's outcome, to the power of `trust`."""
-    if tested == 1.0 and accepted in (0.0, 1.0) and trust == 1.0:
+    if tested == 1.0 and accepted in (0.0, 1.0) and trust in (0.5, 1.0):
         for k in range(len(LEVELS)):
-            likelihood[k] *= rates[k] if accepted > 0.0 else 1.0 - rates[k]
+            rate = rates[k] if accepted > 0.0 else 1.0 - rates[k]
+            likelihood[k] *= rate if trust == 1.0 else math.sqrt(rate)
         return
     hits, misses = trust * accepted, trust * (tested - accepted)
     for k in range(len(LEVELS)):

@@ -80,7 +80,7 @@ def draft_loads(observation: Observation) -> dict[str, DraftLoad]:
     rows = zip(
         observation.view.requests, observation.plan.choices, observation.drafted, strict=True
     )
-    for request, choice, drafted in rows:
+    for request, choice, drafted in rows:  # hundreds: no calls but where they are needed
         arm = choice.drafter
         if arm is None:
             continue
@@ -88,22 +88,32 @@ def draft_loads(observation: Observation) -> dict[str, DraftLoad]:
         load = sums.get(family)
         if load is None:
             load = sums[family] = [0, 0, 0, 0]
-        if arm in request.hints:
-            load[3] += max(request.hints[arm].catch_up_tokens, 0)
+        hint = request.hints.get(arm)
+        if hint is not None and hint.catch_up_tokens > 0:
+            load[3] += hint.catch_up_tokens
         if drafted > 0:
-            load[0] = max(load[0], drafted)  # two arms of a family share their rounds
+            if drafted > load[0]:  # two arms of a family share their rounds
+                load[0] = drafted
             load[1] += drafted
-            load[2] += drafted * min(request.context_tokens, most_read)
+            context = request.context_tokens
+            load[2] += drafted * (context if context < most_read else most_read)
     return {family: DraftLoad(*load) for family, load in sums.items() if load[0]}
 
 
-def latest_drafting(observations: Sequence[Observation]) -> dict[str, tuple[DraftLoad, float]]:
-    """By family, the drafting of the last step that used it, and the seconds that it took: 0 if none are named."""
+def latest_drafting(
+    observations: Sequence[Observation],
+    known: tuple[Observation, dict[str, DraftLoad]] | None = None,
+) -> dict[str, tuple[DraftLoad, float]]:
+    """By family, the drafting of the last step that used it, and the seconds that it took: 0 if none are named.
+
+    `known` is a step, and its `draft_loads`.
+    """
     latest: dict[str, tuple[DraftLoad, float]] = {}
     for one in reversed(observations):
         if not is_plausible(one.timing.verify_seconds) or _families_of(one) <= latest.keys():
             continue
-        for family, load in draft_loads(one).items():
+        loads = known[1] if known is not None and known[0] is one else draft_loads(one)
+        for family, load in loads.items():
             latest.setdefault(family, (load, one.timing.draft_seconds.get(family, 0.0)))
     return latest
 

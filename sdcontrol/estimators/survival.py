@@ -58,14 +58,14 @@ class Survival(Mapping[str, FloatArray]):
         arms: tuple[str, ...],
         terms: Terms,
         correction: Correction = NOTHING,
-        confidence: Given | None = None,
     ) -> None:
         self.arms = arms
         self.terms = terms
         self.correction = correction
-        self.confidence = confidence
+        self.confidence: Given | None = None
         self._view = view
         self._tables: tuple[FloatArray, FloatArray] | None = None
+        self._unconditioned: Survival | None = None  # that was `given` the confidences
 
     @property
     def table(self) -> FloatArray:
@@ -77,9 +77,25 @@ class Survival(Mapping[str, FloatArray]):
         """Share of the drafts asked for of which something comes, which `table` is of, `[arms, requests]`."""
         return self._computed()[1]
 
+    @property
+    def before(self) -> tuple[FloatArray, FloatArray]:
+        """`table` and `coming` as they are without confidences. Do not write."""
+        return self._first._computed()
+
+    @property
+    def _first(self) -> "Survival":
+        return self if self._unconditioned is None else self._unconditioned
+
+    def remember(self, table: FloatArray, coming: FloatArray) -> None:
+        """Somebody computed it, who had no confidences."""
+        self._tables = table, coming
+
     def _computed(self) -> tuple[FloatArray, FloatArray]:
-        if self._tables is not None:
-            return self._tables
+        if self._tables is None:
+            self._tables = self._believed() if self.confidence is None else self._conditioned()
+        return self._tables
+
+    def _believed(self) -> tuple[FloatArray, FloatArray]:
         columns = columns_of(self._view)
         hints = (
             columns.max_draft_tokens,
@@ -90,11 +106,14 @@ class Survival(Mapping[str, FloatArray]):
         table, coming = believe(*self.terms[:-1], hints, self.terms[-1])
         said = columns.context_tokens, columns.match_tokens, columns.confidence
         correct(table, said, self.correction)
-        if self.confidence is not None:
-            index, (_, is_tree, _), *_ = self.terms
-            condition(table, self.confidence, index, is_tree, coming)
-        self._tables = table, coming
-        return self._tables
+        return table, coming
+
+    def _conditioned(self) -> tuple[FloatArray, FloatArray]:
+        assert self.confidence is not None
+        (table, coming), (index, (_, is_tree, _), *_) = self.before, self.terms
+        table = table.copy()
+        condition(table, self.confidence, index, is_tree, coming)
+        return table, coming
 
     def corrected(self, weights: FloatArray) -> "Survival":
         """The same with a correction, `[arms, 3, features]`, on top; see `Correction`."""
@@ -102,7 +121,9 @@ class Survival(Mapping[str, FloatArray]):
 
     def given(self, confidence: Given) -> "Survival":
         """The same, given confidences in what is drafted so far."""
-        return Survival(self._view, self.arms, self.terms, self.correction, confidence)
+        given = Survival(self._view, self.arms, self.terms, self.correction)
+        given.confidence, given._unconditioned = confidence, self._first
+        return given
 
     def now(self) -> Self:
         """Itself, computed."""

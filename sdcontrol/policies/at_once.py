@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sdcontrol.columns import said_of, sorted_out
 from sdcontrol.compiled import compiled
-from sdcontrol.core import BatchView, Belief, FloatArray, Plan
+from sdcontrol.core import BatchView, Belief, Cost, FloatArray, Plan
 from sdcontrol.estimators.confidence import GIVEN, Given, condition
 from sdcontrol.estimators.correction import CORRECTION, Correction, correct
 from sdcontrol.estimators.price import has_terms
@@ -21,7 +21,8 @@ from sdcontrol.estimators.pricing import PRICING, read_off, tabled
 from sdcontrol.estimators.survival import TERMS, Survival, Terms, believe
 from sdcontrol.policies.maximise import search
 from sdcontrol.policies.posing import HORIZON, Horizon, pose, price, spare, spent
-from sdcontrol.policies.problem import Answer, IntArray
+from sdcontrol.policies.problem import TABLES, Answer, IntArray, Tables
+from sdcontrol.policies.prompts import Prompts, rate_beside
 from sdcontrol.policies.reading import layout_of, rows_of
 from sdcontrol.policies.weighing import SAME, TOLD, Pace, Told, weigh
 
@@ -43,6 +44,11 @@ _COLUMNS = (
 )
 
 
+_Beside = tuple[int, tuple[float, float]]
+"""Prompt tokens of the step, and `Prompts.hurry`."""
+_BESIDE = "Tuple((int64, UniTuple(float64, 2)))"
+
+
 class Answered(NamedTuple):
     """An answer, and what its words need to be said."""
 
@@ -53,29 +59,34 @@ class Answered(NamedTuple):
 
 
 def answer_at_once(
-    view: BatchView, belief: Belief, horizon: Horizon, pace: Pace = SAME
+    view: BatchView,
+    belief: Belief,
+    horizon: Horizon,
+    pace: Pace = SAME,
+    *,
+    prompts: Prompts | None = None,
 ) -> Answered | None:
     """What `maximise(read(...))` answers; None where it has to be asked."""
     survival, cost, said = belief.survival, belief.cost, said_of(view)
-    if view.prefill_tokens or not isinstance(survival, Survival) or not has_terms(cost):
+    if not isinstance(survival, Survival) or not has_terms(cost):
         return None
     layout = layout_of(said.arms, survival.arms)
     if not layout.arms:
         return None
     prices = cost.terms(said.kv_tokens, len(view.requests), layout.families)
-    arm, length, numbers, most = _answer(
+    (arm, length), numbers, most, believed = _answer(
         (said.values, said.is_allowed),
         (survival.terms, survival.correction, pace.told(layout.families)),
         (layout.rows, layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
         (
-            *prices.beside,
-            prices.padding,
-            float(said.kv_tokens),
+            (*prices.beside, prices.padding, float(said.kv_tokens)),
             view.free_kv_tokens,
             horizon,
+            _beside(view, cost, prompts),
         ),
     )
+    survival.remember(*believed)  # refinement asks for it again
     tokens, seconds, first, last = numbers
     if seconds < 0.0:  # something is not finite
         return None
@@ -84,11 +95,17 @@ def answer_at_once(
 
 
 def refine_at_once(
-    view: BatchView, plan: Plan, drafted: Sequence[int], belief: Belief, pace: Pace = SAME
+    view: BatchView,
+    plan: Plan,
+    drafted: Sequence[int],
+    belief: Belief,
+    pace: Pace = SAME,
+    *,
+    prompts: Prompts | None = None,
 ) -> list[int] | None:
     """The lengths that `maximise(read_drafted(...))` answers; None where it has to be asked."""
     survival, cost, said = belief.survival, belief.cost, said_of(view)
-    if view.prefill_tokens or not isinstance(survival, Survival) or not has_terms(cost):
+    if not isinstance(survival, Survival) or not has_terms(cost):
         return None
     offered = tuple(dict.fromkeys([c.drafter for c in plan.choices if c.drafter is not None]))
     layout = layout_of(offered, survival.arms)
@@ -98,12 +115,27 @@ def refine_at_once(
     planned = [choice.num_draft_tokens for choice in plan.choices]
     length, seconds = _refined(
         ((said.values, said.is_allowed), (np.array(planned), np.array(drafted))),
-        (survival.terms, survival.confidence, pace.told(layout.families)),
+        (
+            survival.before,
+            (survival.terms[0], survival.terms[1][1]),
+            survival.confidence,
+            pace.told(layout.families),
+        ),
         (rows_of(layout.arms, survival.arms), layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
-        (prices.beside.drafting, prices.padding, float(said.kv_tokens), view.free_kv_tokens),
+        (
+            (prices.beside.drafting, prices.padding, float(said.kv_tokens)),
+            view.free_kv_tokens,
+            _beside(view, cost, prompts),
+        ),
     )
     return None if seconds < 0.0 else length.tolist()
+
+
+def _beside(view: BatchView, cost: Cost, prompts: Prompts | None) -> _Beside:
+    if not view.prefill_tokens or prompts is None:
+        return view.prefill_tokens, (1.0, 0.0)
+    return view.prefill_tokens, prompts.hurry(view, cost)
 
 
 @compiled(
@@ -124,24 +156,53 @@ def _believe(
 
 
 @compiled(
-    "Tuple((int64[::1], int64[::1], UniTuple(float64, 4), int64))("
+    "Tuple((int64[::1], int64[::1], float64, float64))"
+    f"({TABLES}, UniTuple(float64[::1], 2), int64[::1], Tuple(({TOLD}, {_BESIDE})))",
+    is_inlined=True,
+)
+def _found(
+    tables: Tables,
+    others: tuple[FloatArray, FloatArray],  # verification without a prompt; of one token, `[1]`
+    remaining: IntArray,
+    told: tuple[Told, _Beside],
+) -> tuple[IntArray, IntArray, float, float]:
+    """What `search` finds, in tokens of the average request; beside a prompt at its price of a second."""
+    _, limits, family, verify, rounds, reads, catch_up, drafted = tables
+    (alone, one), (pace, (prefill_tokens, hurry)) = others, told
+    weighed = weigh(tables, one[0], remaining, pace)
+    problem = weighed, limits, family, verify, rounds, reads, catch_up, drafted
+    if prefill_tokens == 0:
+        return search(problem, 0.0, False)
+    rate = rate_beside(problem, alone, hurry)
+    arm, length, tokens, seconds = search(problem, rate, True)
+    return arm, length, tokens, seconds if rate >= 0.0 else -1.0
+
+
+@compiled(
+    "Tuple((UniTuple(int64[::1], 2), UniTuple(float64, 4), int64, "
+    "Tuple((float64[:,:,::1], float64[:,::1]))))("
     "Tuple((float64[::1], boolean[:,::1])), "
     f"Tuple(({TERMS}, {CORRECTION}, {TOLD})), UniTuple(int64[::1], 3), {_PRICES}, "
-    f"Tuple((float64, float64, float64, float64, int64, {HORIZON})))"
+    f"Tuple((UniTuple(float64, 4), int64, {HORIZON}, {_BESIDE})))"
 )
 def _answer(
     said: tuple[FloatArray, NDArray[np.bool_]],
     believed: tuple[Terms, Correction, Told],
     layout: tuple[IntArray, IntArray, IntArray],  # rows, budgets, family
     prices: _Prices,
-    numbers: tuple[float, float, float, float, int, Horizon],
-) -> tuple[IntArray, IntArray, tuple[float, float, float, float], int]:
-    """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are."""
+    numbers: tuple[tuple[float, float, float, float], int, Horizon, _Beside],
+) -> tuple[
+    tuple[IntArray, IntArray],
+    tuple[float, float, float, float],
+    int,
+    tuple[FloatArray, FloatArray],
+]:
+    """Arms, lengths; expected tokens, seconds, those of no drafts and of the most; how many those are; and what is
+    believed, see `Survival.remember`.
+    """
     (terms, correction, told), (rows, _, family) = believed, layout
     kept, weights, coefficients, edges, lines = prices
-    plain, drafting, padding, kv_tokens, most_drafts, horizon = (
-        numbers  # the first two are overheads
-    )
+    (plain, drafting, padding, kv_tokens), most_drafts, horizon, beside = numbers
     columns, offered, coming = _believe(said, terms)
     context, remaining, limit, match, confidence, lagging = columns
     correct(offered, (context, match, confidence), correction)
@@ -150,42 +211,47 @@ def _answer(
     lags, paid = (lagging, remaining), (horizon, padding)
     rounds, catch_up = price(posed, by_line, lags, (rows, family), paid)
     gain, limits, reads, _, most_tokens = posed
-    load = kv_tokens, float(len(context))
-    asked = edges, load[1], max(min(most_tokens, most_drafts), 0), drafting
+    load, most = (kv_tokens, float(len(context))), max(min(most_tokens, most_drafts), 0)
+    asked = edges, load[1] + beside[0], most, drafting
     verify, grid = tabled(kept, weights, coefficients, load, asked)
+    alone = (
+        read_off((kept[0], grid, edges), load[1], most, drafting) if beside[0] else verify.copy()
+    )
     verify[0] += plain - drafting
+    alone[0] += plain - drafting
     spare(reads, verify, coming, rows)
+    others = alone, read_off((kept[0], grid, edges), 1.0, 0, plain)
     drafted = np.zeros(len(rounds), np.int64)
-    one = read_off((kept[0], grid, edges), 1.0, 0, plain)
     tables = gain, limits, family, verify, rounds, reads, catch_up, drafted
-    weighed = weigh(tables, one[0], remaining, told)
-    problem = weighed, limits, family, verify, rounds, reads, catch_up, drafted
-    arm, length, _, seconds = search(problem, 0.0, False)
+    arm, length, _, seconds = _found(tables, others, remaining, (told, beside))
     tokens = float(len(arm))
     for r in range(len(arm)):
         tokens += gain[arm[r], r, length[r]]
-    return arm, length, (tokens, seconds, verify[0], verify[-1]), len(verify) - 1
+    return (arm, length), (tokens, seconds, verify[0], verify[-1]), most, (offered, coming)
 
 
 @compiled(
     "Tuple((int64[::1], float64))("
     "Tuple((Tuple((float64[::1], boolean[:,::1])), UniTuple(int64[::1], 2))), "
-    f"Tuple(({TERMS}, {GIVEN}, {TOLD})), UniTuple(int64[::1], 3), {_PRICES}, "
-    "Tuple((float64, float64, float64, int64)))"
+    "Tuple((Tuple((float64[:,:,::1], float64[:,::1])), Tuple((int64[::1], boolean[::1])), "
+    f"{GIVEN}, {TOLD})), UniTuple(int64[::1], 3), {_PRICES}, "
+    f"Tuple((UniTuple(float64, 3), int64, {_BESIDE})))"
 )
 def _refined(
     said: tuple[tuple[FloatArray, NDArray[np.bool_]], tuple[IntArray, IntArray]],
-    believed: tuple[Terms, Given, Told],
+    believed: tuple[tuple[FloatArray, FloatArray], tuple[IntArray, NDArray[np.bool_]], Given, Told],
     layout: tuple[IntArray, IntArray, IntArray],  # rows among the view's, budgets, family
     prices: _Prices,
-    numbers: tuple[float, float, float, int],  # seconds beside, of padding, KV tokens, most drafts
+    numbers: tuple[tuple[float, float, float], int, _Beside],
 ) -> tuple[IntArray, float]:
     """Lengths, of planned and drafted ones, and the seconds of the step."""
-    (terms, given, told), (rows, budgets, family), (planned, drafted) = believed, layout, said[1]
+    (before, arms, given, told), (rows, budgets, family) = believed, layout
     kept, weights, coefficients, edges, lines = prices
-    beside, padding, kv_tokens, most_drafts = numbers
-    (context, remaining, _, _, _, _), offered, coming = _believe(said[0], terms)
-    condition(offered, given, terms[0], terms[1][1], coming)
+    (overhead, padding, kv_tokens), most_drafts, beside = numbers
+    (values, is_allowed), (planned, drafted) = said
+    context, remaining, _, _, _, _ = sorted_out(values, *is_allowed.shape)
+    offered = before[0].copy()
+    condition(offered, given, *arms, before[1])
     own, survival = np.arange(len(rows)), np.empty((len(rows), len(context), planned.max()))
     arm, limits = np.full(len(context), -1), np.zeros((len(rows), len(context)), np.int64)
     for a in range(len(rows)):
@@ -200,12 +266,11 @@ def _refined(
         posed, by_line, (nothing, remaining), (own, family), ((1.0, 1.0, 1.0, 0.0), padding)
     )
     done, seconds = spent(rounds, family, arm, drafted)
-    load = kv_tokens, float(len(context))
-    asked = edges, load[1], max(min(planned.sum(), most_drafts), 0), beside + seconds
+    load, most = (kv_tokens, float(len(context))), max(min(planned.sum(), most_drafts), 0)
+    asked = edges, load[1] + beside[0], most, overhead + seconds
     verify, grid = tabled(kept, weights, coefficients, load, asked)
-    one = read_off((kept[0], grid, edges), 1.0, 0, beside + seconds)
+    alone = read_off((kept[0], grid, edges), load[1], most, asked[3]) if beside[0] else verify
+    others = alone, read_off((kept[0], grid, edges), 1.0, 0, asked[3])
     tables = posed[0], posed[1], family, verify, rounds, posed[2], catch_up, done
-    weighed = weigh(tables, one[0], remaining, told)
-    problem = weighed, posed[1], family, verify, rounds, posed[2], catch_up, done
-    _, length, _, seconds = search(problem, 0.0, False)
+    _, length, _, seconds = _found(tables, others, remaining, (told, beside))
     return length, seconds

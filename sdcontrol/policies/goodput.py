@@ -87,7 +87,9 @@ class Goodput(Policy):
         horizon, pace = self.stretches.horizon, self._pace(view)
         may_probe, takes_up = self.probing.looks(view), self.taking_up.looks(view, pace.numbers[3])
         is_usual = not (may_probe or takes_up)
-        answered = answer_at_once(view, belief, horizon, pace) if is_usual else None
+        answered = None
+        if is_usual:
+            answered = answer_at_once(view, belief, horizon, pace, prompts=self.prompts)
         if answered is not None:
             return self.first_uses.limited(view, _plan(answered), belief.cost)
         problem = read(view, belief, horizon)
@@ -120,20 +122,22 @@ class Goodput(Policy):
         if plan.is_off or not any(drafted) or LENGTHS in plan.reason:
             return plan
         pace = self._pace(view)
-        length = refine_at_once(view, plan, drafted, belief, pace)
+        length = refine_at_once(view, plan, drafted, belief, pace, prompts=self.prompts)
         if length is None:
             problem = read_drafted(view, plan, drafted, belief)
             if problem is None:
                 return plan
             weighed = _weighed(problem, view, belief, pace)
             length = self._best(weighed, view, belief).length.tolist()
-        if all(n == c.num_draft_tokens for n, c in zip(length, plan.choices, strict=True)):
+        planned = [choice.num_draft_tokens for choice in plan.choices]
+        if length == planned:
             return plan
-        choices = tuple(
-            choice if choice.drafter is None else Choice.of(choice.drafter, n)
-            for choice, n in zip(plan.choices, length, strict=True)
-        )
-        return Plan(choices, plan.reason)
+        rows = zip(plan.choices, planned, length, strict=True)
+        choices = [
+            choice if choice.drafter is None or n == before else Choice.of(choice.drafter, n)
+            for choice, before, n in rows
+        ]
+        return Plan(tuple(choices), plan.reason)
 
     def update(self, observation: Observation) -> None:
         """Keep what probes may cost, how long stretches are, and who ends when."""

@@ -261,15 +261,14 @@ class Probing:
         return gained * self._step_seconds / probe.whole
 
     def _count_seen(self, observation: Observation) -> None:
-        for arm in self._seen:
-            self._seen[arm] *= _SEEN_MEMORY
-        rows = zip(
-            observation.plan.choices, observation.proposed, observation.accepted, strict=True
-        )
-        for choice, proposed, accepted in rows:
-            if choice.drafter is not None:
-                verified = self._seen.get(choice.drafter, 0.0) + min(accepted + 1, proposed)
-                self._seen[choice.drafter] = verified
+        verified, choices = dict.fromkeys(self._seen, 0), observation.plan.choices
+        rows = zip(choices, observation.proposed, observation.accepted, strict=True)
+        for choice, proposed, accepted in rows:  # of hundreds
+            if (arm := choice.drafter) is not None:
+                tokens = accepted + 1 if accepted < proposed else proposed
+                verified[arm] = verified.get(arm, 0) + tokens
+        for arm, tokens in verified.items():
+            self._seen[arm] = _SEEN_MEMORY * self._seen.get(arm, 0.0) + tokens
 
     def _earn(self, seconds: float) -> None:
         self._steps += 1

@@ -8,12 +8,12 @@ observations.
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from sdcontrol.columns import columns_of
-from sdcontrol.core import BatchView, FloatArray, Hint, Observation, RequestView
+from sdcontrol.core import BatchView, FloatArray, Observation, RequestView
 from sdcontrol.policies import posing
 from sdcontrol.policies.endings import Endings, to_go, to_go_each
 from sdcontrol.policies.posing import Horizon
@@ -25,15 +25,13 @@ __all__ = ["Stretches"]
 _RATE = 1.0 / 16.0  # of an average of stretches, or of requests
 _PROVEN_TOKENS = 12  # from steps, tries too, that drafted with what had to catch up
 _DRIFT = 1.0 / 8192.0  # of the share, per step in which nobody drafts with what has to catch up
-_UP_TO_DATE = Hint()
+
+_Stretch = tuple[str, int]
+"""Arm, and tokens emitted."""
 
 
-class _Stretch(NamedTuple):
-    arm: str
-    tokens: int  # emitted
-
-
-class _Use(NamedTuple):
+@dataclass(slots=True)
+class _Use:
     possible: int  # tokens to go when it caught up first
     tokens: int  # of those, emitted in steps that drafted with what had to
 
@@ -146,45 +144,51 @@ class Stretches:
             return  # as most steps: quickly
         for used in set(users) - self._looked_up:
             self._most_users[used] = max(self._most_users.get(used, 0), users.count(used))
-        before, self._current = self._current, {}
         tried = try_of(observation.plan)
-        rows = zip(observation.view.requests, choices, observation.emitted, strict=True)
-        for request, choice, emitted in rows:
-            arm, going = choice.drafter, before.get(request.id)
-            if arm is not None and tried is not None and tried.arm == arm:
-                self._served += emitted * self._has_to_catch_up(request, arm)
-                arm = None  # a try says how well, and ends here
-            if going is not None and going.arm != arm:  # of those that end nobody knows
-                self.mean_tokens += _RATE * (going.tokens - self.mean_tokens)
-                going = None
-            if arm is not None and self._has_to_catch_up(request, arm):
-                tokens = emitted if going is None else going.tokens + emitted
-                self._current[request.id] = _Stretch(arm, tokens)
-                self._use(request, arm, emitted)
+        self._follow(observation, None if tried is None else tried.arm)
         if not nobody:
             self._settle({request.id for request in observation.view.requests})
+
+    def _follow(self, observation: Observation, tried_arm: str | None) -> None:
+        """Stretches that go on, begin and end."""
+        before, self._current = self._current, {}
+        choices, emitted_tokens = observation.plan.choices, observation.emitted
+        rows = zip(observation.view.requests, choices, emitted_tokens, strict=True)
+        for request, choice, emitted in rows:
+            arm = choice.drafter
+            going = before.get(request.id) if before else None
+            lag = None if arm is None else self._lag(request, arm)
+            if lag is None or arm == tried_arm:  # a try says how well, and ends here
+                self._served += 0 if lag is None else emitted
+                arm = None
+            if going is not None and going[0] != arm:  # of those that end nobody knows
+                self.mean_tokens += _RATE * (going[1] - self.mean_tokens)
+                going = None
+            if arm is not None and lag is not None:
+                self._current[request.id] = arm, emitted + (going[1] if going else 0)
+                self._served += emitted
+                if 2 * lag >= request.context_tokens:
+                    self._end(request.id)  # a name may be used again
+                    self._uses[request.id] = _Use(request.remaining_tokens, emitted)
+                elif (use := self._uses.get(request.id)) is not None:
+                    use.tokens += emitted
 
     def _count(self, observation: Observation) -> None:
         self.endings.update(observation)
         self.most_drafts = max(self.most_drafts, sum(observation.proposed))
 
-    def _has_to_catch_up(self, request: RequestView, arm: str) -> bool:
-        """Whether `arm` ever had to."""
-        hint = request.hints.get(arm, _UP_TO_DATE)
+    def _lag(self, request: RequestView, arm: str) -> int | None:
+        """Tokens that `arm` lacks, if it ever had to catch up."""
+        hint = request.hints.get(arm)
+        if hint is None:
+            return 0 if arm in self._caught_up else None
+        lag = hint.catch_up_tokens
         if hint.match_tokens is not None:
             self._looked_up.add(arm)
-        elif hint.catch_up_tokens > 0:
+        elif lag > 0:
             self._caught_up.add(arm)
-        return arm in self._caught_up
-
-    def _use(self, request: RequestView, arm: str, emitted: int) -> None:
-        self._served += emitted
-        lag = request.hints.get(arm, _UP_TO_DATE).catch_up_tokens
-        if 2 * lag >= request.context_tokens:
-            self._end(request.id)  # a name may be used again
-            self._uses[request.id] = _Use(request.remaining_tokens, emitted)
-        elif (use := self._uses.get(request.id)) is not None:
-            self._uses[request.id] = _Use(use.possible, use.tokens + emitted)
+            return lag
+        return lag if arm in self._caught_up else None
 
     def _settle(self, here: set[str]) -> None:
         for ended in [name for name in self._uses if name not in here]:

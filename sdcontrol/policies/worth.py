@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from sdcontrol.columns import ids_of
-from sdcontrol.core import BatchView, FloatArray, Observation, RequestView
+from sdcontrol.core import BatchView, FloatArray, Observation
 from sdcontrol.policies.stragglers import Stragglers
 from sdcontrol.policies.weighing import SAME, Pace
 
@@ -37,10 +37,12 @@ class Worth:
         self._tokens = self._drafts = 0.0  # per request and step
         self.stragglers = Stragglers()
         self._waited = False  # somebody, in the last step
+        self._paced: tuple[BatchView, Pace] | None = None
         self._steps = 0
 
     def update(self, observation: Observation) -> None:
         """Take note of who decoded, and how far they came."""
+        self._paced = None
         ids = ids_of(observation.view)
         if ids != self._ids:
             self._regroup(observation.view, ids)
@@ -51,12 +53,19 @@ class Worth:
             rate = max(1.0 - _MEMORY, 1.0 / self._steps)
             self._tokens += rate * (sum(observation.emitted) / len(ids) - self._tokens)
             self._drafts += rate * (sum(observation.proposed) / len(ids) - self._drafts)
+        self._paced = None  # stragglers may have asked
 
     def pace(self, view: BatchView) -> Pace:
-        """What `weighing` needs to know of the view's requests."""
+        """What `weighing` needs to know of the view's requests; of one view it is asked for often."""
+        if self._paced is None or self._paced[0] is not view:
+            self._paced = view, self._pace(view)
+        return self._paced[1]
+
+    def _pace(self, view: BatchView) -> Pace:
         if view.prefill_tokens or len(view.requests) < 2 or not self._steps:
             return SAME
-        steps, remaining = self._since if ids_of(view) == self._ids else _arrays(view, self._came)
+        is_known = ids_of(view) == self._ids
+        steps, remaining = self._since if is_known else _arrays(_known(view, self._came))
         stragglers, count = self.stragglers, len(view.requests)
         numbers = float(view.step), self._tokens, self._drafts, self._followed(view)
         last = stragglers.sharpness, stragglers.kept(count)
@@ -88,10 +97,9 @@ class Worth:
                 self._count(replaced=0.0)
             self._vacant.clear()
             self._arrival = view.step
-        steps, remaining = self._since = _arrays(view, self._came)
-        self._came = dict(
-            zip(ids, zip(steps.tolist(), remaining.tolist(), strict=True), strict=True)
-        )
+        known = _known(view, self._came)
+        self._since = _arrays(known)
+        self._came = dict(zip(ids, known, strict=True))
         self._ids = ids
 
     def _note_gap(self, step: int) -> None:
@@ -104,9 +112,12 @@ class Worth:
         self._left_free = _DEPARTURES * self._left_free + 1.0 - replaced
 
 
-def _arrays(view: BatchView, came: dict[str, tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
-    def since(request: RequestView) -> tuple[float, float]:
-        return came.get(request.id) or (view.step, request.remaining_tokens)
+def _known(view: BatchView, came: dict[str, tuple[float, float]]) -> list[tuple[float, float]]:
+    """By request when it came, and with how many tokens to go: now, of one that was not there."""
+    step = view.step
+    return [came.get(one.id) or (step, one.remaining_tokens) for one in view.requests]
 
-    known = np.array([since(request) for request in view.requests], np.float64).reshape(-1, 2)
-    return np.ascontiguousarray(known[:, 0]), np.ascontiguousarray(known[:, 1])
+
+def _arrays(known: list[tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
+    table = np.array(known, np.float64).reshape(-1, 2)
+    return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
