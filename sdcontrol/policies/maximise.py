@@ -12,7 +12,8 @@ stays. Four couplings tie the requests of a step together:
     free KV slots     the end of the table of verification costs
 
 At a given rate a plan is opened (`opening`) and requests respond to one another until none changes
-(`search`). Few requests leave more to chance, and less to compute: they get more kicks, and open any numbers of rounds.
+(`search`). Few requests leave more to chance, and less to compute: they get more kicks, and open any numbers of
+rounds (`all_rounds`).
 Where one arm and one length for all would be better than what came of it, requests respond to that; of a
 single request, that is the best plan.
 """
@@ -21,9 +22,10 @@ import numpy as np
 
 from sdcontrol.compiled import compiled
 from sdcontrol.errors import PlanError
+from sdcontrol.policies.all_rounds import is_small, open_rounds
 from sdcontrol.policies.filling import NEVER
-from sdcontrol.policies.opening import open_capped, open_plan
-from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, blank, reprice, seat, value
+from sdcontrol.policies.opening import open_plan
+from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, blank, reprice, seat
 from sdcontrol.policies.problem import TABLES, Answer, IntArray, Problem, Tables
 from sdcontrol.policies.search import kick, settle, shift
 
@@ -34,11 +36,8 @@ _CLOSE = 0.01  # of the rate: moved by less, it leaves the rounds open that were
 _MOST_CLIMBS = 5
 _MOST_KICKS = 8
 _EFFORT = 150_000  # over the square of the options in a problem: changes to try by kicks
-_THOROUGH = 23  # changes from which on many openings are tried too
-_TRIES = 64  # changes to try then
-_MOST_OPENINGS = 128  # numbers of rounds to open, then
-_PAIR = 2  # requests, all of whose changes kicks try
-_GUESSES = (0.0, 0.5, 2.0, 4.0)  # of the average price of a token
+_MOST_TRIES = 16  # of those
+_LEAST = 1e-9  # tokens by which a plan must be better
 
 
 def maximise(problem: Problem, rate: float | None = None) -> Answer:
@@ -150,40 +149,16 @@ def _open_once(priced: Priced, caps: IntArray, token_price: float) -> State:
     return state
 
 
-@compiled(f"{STATE}({PRICED}, int64[::1], float64, bool_)")
-def _open_often(priced: Priced, caps: IntArray, token_price: float, is_alone: bool) -> State:
-    """The best of many openings: of each family alone, or from other prices of a token."""
-    requests, families, lengths = priced[0].shape
-    best = _open_once(priced, caps, token_price)
-    most = value(priced, best)
-    for k in range(families * (lengths - 1) if is_alone else len(_GUESSES)):
-        state = blank(priced)
-        if is_alone:
-            alone = np.zeros(families, dtype=np.int64)
-            alone[k // (lengths - 1)] = k % (lengths - 1) + 1
-            open_capped(priced, state, requests, alone)
-        else:
-            crowd = max(requests - k - 1, min(requests, 2))
-            open_plan(priced, state, token_price * _GUESSES[k], crowd, np.full(families, -1))
-        settle(priced, state, 0)
-        worth = value(priced, state)
-        if worth > most:
-            best, most = state, worth
-    return best
-
-
 @compiled(f"float64({TABLES}, Tuple(({STATE}, float64, {PRICED})), bool_, int64)")
 def _polish(
     tables: Tables, climbed: tuple[State, float, Priced], is_given: bool, tries: int
 ) -> float:
-    """Shift and kick what `_climb` found until nothing helps; the rate that it ends at."""
+    """Kick what `_climb` found until nothing helps; the rate that it ends at."""
     best, rate, priced = climbed
     if tries == 0:
         return rate
-    is_thorough = tries >= _THOROUGH
     for _ in range(_MOST_KICKS):
-        is_better = is_thorough and shift(priced, best)
-        if not is_better and not kick(priced, best, _TRIES if is_thorough else tries):
+        if not kick(priced, best, tries):
             break
         if not is_given:
             _, tokens, seconds = _evaluate(tables, best, rate)
@@ -194,21 +169,16 @@ def _polish(
     return rate
 
 
-@compiled(f"Tuple(({STATE}, float64, {PRICED}))({TABLES}, float64, bool_, int64, bool_)")
-def _climb(
-    tables: Tables, rate: float, is_given: bool, tries: int, is_alone: bool
-) -> tuple[State, float, Priced]:
+@compiled(f"Tuple(({STATE}, float64, {PRICED}))({TABLES}, float64, bool_)")
+def _climb(tables: Tables, rate: float, is_given: bool) -> tuple[State, float, Priced]:
     """Open, at better and better rates; the plan, the last rate, and the problem at that."""
-    verify, is_thorough = tables[3], tries >= _THOROUGH
+    verify = tables[3]
     token_seconds = (verify[-1] - verify[0]) / (len(verify) - 1)
     caps = np.full(len(tables[4]) - 1, -1)
     priced = _price(tables, rate)
     best, tokens, seconds = blank(priced), float(priced[0].shape[0]), verify[0]
     for _ in range(1 if is_given else _MOST_CLIMBS):
-        if is_thorough:
-            tried = _open_often(priced, caps, rate * token_seconds, is_alone)
-        else:
-            tried = _open_once(priced, caps, rate * token_seconds)
+        tried = _open_once(priced, caps, rate * token_seconds)
         _, tried_tokens, tried_seconds = _evaluate(tables, tried, rate)
         price = rate if is_given else tokens / seconds
         if tried_tokens - tokens > price * (tried_seconds - seconds):
@@ -224,47 +194,30 @@ def _climb(
     return best, rate, priced
 
 
-@compiled(f"{STATE}({PRICED}, {STATE})")
-def _open_rounds(priced: Priced, state: State) -> State:
-    """The best of `state` and what comes of any numbers of rounds, so many of each family.
-
-    Those who share a round are better off without it only once all of them leave. Of many families, or
-    rounds, some numbers are left out.
-    """
-    requests, families, lengths = priced[0].shape
-    levels = min(int(_MOST_OPENINGS ** (1.0 / families)), lengths)
-    reprice(priced, state)
-    best, most, caps = state, value(priced, state), np.zeros(families, dtype=np.int64)
-    for k in range(1, levels**families):
-        for f in range(families):
-            caps[f] = k // levels**f % levels * (lengths - 1) // (levels - 1)
-        opened = blank(priced)
-        open_capped(priced, opened, requests, caps)
-        settle(priced, opened, 0)
-        worth = value(priced, opened)
-        if worth > most:
-            best, most = opened, worth
-    return best
-
-
 @compiled(
     f"Tuple(({STATE}, float64))({TABLES}, Tuple(({STATE}, float64, float64)), float64, bool_)"
 )
-def _look_elsewhere(
+def _open_more(
     tables: Tables, plan: tuple[State, float, float], rate: float, is_given: bool
 ) -> tuple[State, float]:
-    """The best of `plan` and what comes of families alone, and of others beside them."""
+    """The best of `plan` and what comes of any numbers of rounds, and of all requests of a family that move at
+    once; and the rate that it was found at.
+    """
     best, tokens, seconds = plan
-    climbed = _climb(tables, rate, is_given, _TRIES, True)
-    other, price = climbed[0], _polish(tables, climbed, is_given, _TRIES)
-    _, other_tokens, other_seconds = _evaluate(tables, other, price)
-    price = rate if is_given else tokens / seconds
-    if other_tokens - tokens > price * (other_seconds - seconds):
-        best, tokens, seconds = other, other_tokens, other_seconds
+    for _ in range(_MOST_CLIMBS):
         price = rate if is_given else tokens / seconds
-    if len(best[0]) > _PAIR and len(tables[4]) > 2:
-        best = _open_rounds(_price(tables, price), best)
-    return best, price
+        priced = _price(tables, price)
+        opened = open_rounds(priced, best)
+        for _ in range(_MOST_KICKS):
+            if not (shift(priced, opened) or kick(priced, opened, _MOST_TRIES)):
+                break
+        _, more_tokens, more_seconds = _evaluate(tables, opened, price)
+        if more_tokens - tokens <= price * (more_seconds - seconds) + _LEAST:
+            break
+        best, tokens, seconds, rate = opened, more_tokens, more_seconds, price
+        if is_given:
+            break
+    return best, rate
 
 
 @compiled(f"Tuple((int64[::1], int64[::1], float64, float64))({TABLES}, float64, bool_)")
@@ -280,11 +233,11 @@ def search(tables: Tables, rate: float, is_given: bool) -> tuple[IntArray, IntAr
     alike = tokens / seconds
     rate = rate if is_given else alike
     tries = _EFFORT // (requests * families * lengths) ** 2 if requests > 1 else 0
-    climbed = _climb(tables, rate, is_given, tries, False)
-    best, found = climbed[0], _polish(tables, climbed, is_given, tries)
+    climbed = _climb(tables, rate, is_given)
+    best, found = climbed[0], _polish(tables, climbed, is_given, min(tries, _MOST_TRIES))
     arm, tokens, seconds = _evaluate(tables, best, found)
-    if tries >= _THOROUGH:
-        best, found = _look_elsewhere(tables, (best, tokens, seconds), rate, is_given)
+    if tries and is_small((requests, families, lengths), len(tables[3]) - 1):
+        best, found = _open_more(tables, (best, tokens, seconds), found, is_given)
         arm, tokens, seconds = _evaluate(tables, best, found)
     if not is_given and tokens < alike * seconds:
         other = _open_alike(tables, alike, a, n)

@@ -12,7 +12,7 @@ from sdcontrol.policies.filling import NEVER, fill
 from sdcontrol.policies.plan_state import PRICED, STATE, Priced, State, seat
 from sdcontrol.policies.problem import IntArray
 
-__all__ = ["open_capped", "open_plan"]
+__all__ = ["SHARED", "Shared", "linear", "open_plan", "paid", "place"]
 
 _MOST_ASCENTS = 3
 _LEAST = 1e-9  # tokens by which a move must be better
@@ -21,13 +21,13 @@ _FEW_REQUESTS = 5  # for which many openings are tried anyway
 _PRICES = 20  # of a token to try then, and fewer where requests are many
 _PRICED_REQUESTS = 1280  # of all tries together
 
-_Shared = tuple[FloatArray, float, IntArray]
+Shared = tuple[FloatArray, float, IntArray]
 """What rounds cost whoever drafts in them: bases `[families]`, padding; rounds that are already spent."""
-_SHARED = "Tuple((float64[::1], float64, int64[::1]))"
+SHARED = "Tuple((float64[::1], float64, int64[::1]))"
 
 
 @compiled(f"Tuple((float64[:,:,::1], float64[::1]))({PRICED}, int64)", is_inlined=True)
-def _linear(priced: Priced, crowd: int) -> tuple[FloatArray, FloatArray]:
+def linear(priced: Priced, crowd: int) -> tuple[FloatArray, FloatArray]:
     """Own worth less a request's part of the rounds, `[families, requests, lengths]`; their bases.
 
     A round's price is on the line through those for one request and for `crowd`.
@@ -70,8 +70,8 @@ def _sum_up(reach: FloatArray, caps: IntArray, f: int, sums: FloatArray) -> None
             sums[n] += max(other, reach[f, r, n])
 
 
-@compiled(f"float64(float64[:,:,::1], {_SHARED}, int64[::1])", is_inlined=True)
-def _ascend(reach: FloatArray, shared: _Shared, caps: IntArray) -> float:
+@compiled(f"float64(float64[:,:,::1], {SHARED}, int64[::1])", is_inlined=True)
+def _ascend(reach: FloatArray, shared: Shared, caps: IntArray) -> float:
     """Move one family's cap at a time, the best move first, until none helps; the value reached."""
     families, _, lengths = reach.shape
     bases, padding, drafted = shared
@@ -96,8 +96,8 @@ def _ascend(reach: FloatArray, shared: _Shared, caps: IntArray) -> float:
         caps[f], moved = n, f
 
 
-@compiled(f"void(float64[:,:,::1], {_SHARED}, int64[::1])")
-def _ascend_afresh(reach: FloatArray, shared: _Shared, caps: IntArray) -> None:
+@compiled(f"void(float64[:,:,::1], {SHARED}, int64[::1])")
+def _ascend_afresh(reach: FloatArray, shared: Shared, caps: IntArray) -> None:
     """Set `caps` to the better end of two ascents: from no open round, and from all."""
     other = np.full(len(caps), reach.shape[2] - 1)
     caps[:] = 0
@@ -105,18 +105,18 @@ def _ascend_afresh(reach: FloatArray, shared: _Shared, caps: IntArray) -> None:
         caps[:] = other
 
 
-@compiled(f"float64({_SHARED}, int64[::1])", is_inlined=True)
-def _paid(shared: _Shared, caps: IntArray) -> float:
+@compiled(f"float64({SHARED}, int64[::1])", is_inlined=True)
+def paid(shared: Shared, caps: IntArray) -> float:
     """For rounds up to `caps`, whoever drafts in them."""
     bases, padding, drafted = shared
     return float((bases * np.maximum(caps - drafted, 0)).sum() + padding * caps.max())
 
 
-@compiled(f"void(float64[:,:,::1], float64[::1], {_SHARED}, float64, UniTuple(int64[::1], 2))")
+@compiled(f"void(float64[:,:,::1], float64[::1], {SHARED}, float64, UniTuple(int64[::1], 2))")
 def _open_by_price(
     worth: FloatArray,
     verify: FloatArray,
-    shared: _Shared,
+    shared: Shared,
     token_price: float,
     plan: tuple[IntArray, IntArray],
 ) -> None:
@@ -134,7 +134,7 @@ def _open_by_price(
         if turn > 0 and np.array_equal(before, caps):
             break
         value, token_price = fill(worth, verify, caps, length)
-        value -= _paid(shared, caps)
+        value -= paid(shared, caps)
         if turn == 0 and value <= 0.0:  # nothing pays at that price; the first tokens may be free
             token_price, caps[:] = 0.0, -1
             continue
@@ -144,9 +144,9 @@ def _open_by_price(
     caps[:] = best_caps
 
 
-@compiled(f"void(float64[:,:,::1], float64[::1], {_SHARED}, UniTuple(int64[::1], 2))")
+@compiled(f"void(float64[:,:,::1], float64[::1], {SHARED}, UniTuple(int64[::1], 2))")
 def _open_by_trial(
-    worth: FloatArray, verify: FloatArray, shared: _Shared, plan: tuple[IntArray, IntArray]
+    worth: FloatArray, verify: FloatArray, shared: Shared, plan: tuple[IntArray, IntArray]
 ) -> None:
     """Set the caps and lengths of `plan`: the best of those at several prices of a token.
 
@@ -167,13 +167,13 @@ def _open_by_trial(
         if np.array_equal(tried, before):  # the price is not asked for again
             continue
         before[:] = tried
-        value = fill(worth, verify, tried, length)[0] - _paid(shared, tried)
+        value = fill(worth, verify, tried, length)[0] - paid(shared, tried)
         if value > best:
             best, caps[:], best_length[:] = value, tried, length
 
 
 @compiled(f"void({PRICED}, {STATE}, float64[:,:,::1], int64[::1], int64[::1])", is_inlined=True)
-def _seat(
+def place(
     priced: Priced, state: State, worth: FloatArray, caps: IntArray, length: IntArray
 ) -> None:
     """Give every request its length, with the family that is best for it."""
@@ -210,7 +210,7 @@ def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps
     `token_price` is a first guess at the price of a token of verification, `caps` one at the rounds
     to open to each family; caps below 0 are no guess. Sets them to those of the plan.
     """
-    worth, bases = _linear(priced, crowd)
+    worth, bases = linear(priced, crowd)
     verify, shared = priced[1], (bases, priced[2][-1, 1], priced[3][:-1])
     length, room = np.zeros_like(state[0]), len(verify) - 1
     is_short = len(length) > _FEW_REQUESTS and room < _wanted(worth)
@@ -221,13 +221,4 @@ def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps
             is_scarce, caps[:] = True, -1
     if is_scarce:
         _open_by_trial(worth, verify, shared, (caps, length))
-    _seat(priced, state, worth, caps, length)
-
-
-@compiled(f"void({PRICED}, {STATE}, int64, int64[::1])")
-def open_capped(priced: Priced, state: State, crowd: int, caps: IntArray) -> None:
-    """Make `state`, in which nobody drafts, the best plan of `caps` rounds of each family."""
-    worth, _ = _linear(priced, crowd)
-    length = np.zeros(len(state[0]), dtype=np.int64)
-    fill(worth, priced[1], caps, length)
-    _seat(priced, state, worth, caps, length)
+    place(priced, state, worth, caps, length)
