@@ -4,7 +4,8 @@ Learning who accepts what may wait: several steps at once take less than several
 one, since what a forward pushed out of the caches is fetched once. So may learning what steps cost, which
 changes slowly. Either is done in parts, and a step does one thing only: it is planned anew, or takes note of
 what steps came to, or learns a part. Steps in which something else is done are set aside until then, unless something is
-urgent. Knows nothing of what is learnt. A fold over observations, like all that decides:
+urgent. What many requests teach takes its time however many steps are learnt at once, and is never put off.
+Knows nothing of what is learnt. A fold over observations, like all that decides:
 how long the controller took is what they say, never measured again.
 """
 
@@ -30,6 +31,7 @@ _MOST_NEWS = 8  # observations that wait, the last one included
 _MOST_WAITING = 16  # the same, with those that are no news
 _MOST_ROWS = 32  # requests of all of them together
 _MOST_STEPS_OF_MANY = 3  # the same as steps, where those have more requests
+_MANY = 16  # requests, of more than which outcomes are learnt in every step
 _MOST_ASIDE = 8  # steps that nobody took note of
 _COST_STEPS = 8  # from one that costs are learnt from to the next
 _SURE_COST_STEPS = 16  # the same, where the last was predicted well, or something is urgent in each
@@ -115,6 +117,8 @@ class Waiting:
         """Whether the step is set aside: something else is done in it, and it is not urgent."""
         if not self.puts_off or observation.faults or len(self._aside) >= _MOST_ASIDE:
             return False
+        if _has_many(observation):
+            return False
         if ids_of(observation.view) != self._present or self._is_disappointed(observation):
             return False
         return bool(self._begun) or not _has_time(observation)
@@ -134,6 +138,8 @@ class Waiting:
         """What to do at once; the rest of what is begun waits for the next steps."""
         begun, is_urgent = self._begun, self._is_urgent(observation)
         if self.puts_off and not is_urgent:
+            if _has_many(observation):
+                return self._parts_of_many(error)
             if not begun:
                 begun.extend(self._next(error))
             most = len(begun) if error >= _SURPRISE else 1 - may_rest
@@ -146,6 +152,16 @@ class Waiting:
         due = [part for part in begun if takes[OUTCOMES if part in OUTCOMES else COSTS]]
         self._begun = deque([part for part in begun if part not in due])
         return due
+
+    def _parts_of_many(self, error: float) -> Sequence[Part]:
+        """Outcomes, those of earlier steps too, and one part of what steps cost where that is due."""
+        begun = [part for part in self._begun if part in OUTCOMES]
+        costs = deque([part for part in self._begun if part in COSTS])
+        due = begun if OUTCOMES[0] in begun else [*begun, *self._begin(OUTCOMES)]
+        if not costs and self._takes_costs(error):
+            costs.extend(self._begin(COSTS))
+        self._begun = costs
+        return [*due, costs.popleft()] if costs else due
 
     def _patience(self, *, is_news: bool) -> tuple[int, int]:
         """How many steps wait until outcomes are learnt, and costs: nothing is put off yet, or something is urgent."""
@@ -232,6 +248,10 @@ class Waiting:
 def _has_time(observation: Observation) -> bool:
     """Whether a step has time for more than its plan: one of a few requests is as long as planning anew allows."""
     return is_kept(observation.plan) or len(observation.view.requests) > MOST_REQUESTS
+
+
+def _has_many(observation: Observation) -> bool:
+    return len(observation.view.requests) > _MANY
 
 
 def _disappoints(observation: Observation) -> bool:

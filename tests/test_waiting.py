@@ -14,6 +14,7 @@ from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestVi
 from sdcontrol.waiting import COSTS, OUTCOMES, Due, Part, Seen, Waiting
 
 KEPT, ANEW = "as a few steps ago: goodput", "goodput"
+MANY = "abcdefghijklmnopqrst"  # requests
 
 
 def seen_of(
@@ -48,7 +49,8 @@ def settled(names: Sequence[str] = ("r",), *, share: float = 0.1) -> Waiting:
 
 @given(
     steps=st.lists(
-        st.tuples(st.booleans(), st.sampled_from(["a", "b", "ab"]), st.booleans()), max_size=60
+        st.tuples(st.booleans(), st.sampled_from(["a", "b", "ab", MANY]), st.booleans()),
+        max_size=60,
     ),
     error=st.sampled_from([0.0, 0.15, 0.4]),
     share=st.sampled_from([0.0, 0.1]),
@@ -89,6 +91,22 @@ def test_a_step_notes_or_learns_a_part_but_not_both(batch: int, reason: str) -> 
     done = [part for due in dues for part in due.parts]
     assert {*done} == {*OUTCOMES, *COSTS}
     assert done.count("read outcomes") >= 200 // 24
+
+
+def test_what_many_requests_teach_is_learnt_in_every_step_and_a_part_of_costs_now_and_then() -> (
+    None
+):
+    waiting = settled(tuple(MANY))
+    dues = [
+        waiting.observe(seen_of(step, tuple(MANY), reason=ANEW), may_rest=True, error=0.05)
+        for step in range(60, 160)
+    ]
+    assert all(len(due.notes) == 1 for due in dues)
+    assert all(tuple(due.parts[:2]) == OUTCOMES for due in dues)
+    costs = [part for due in dues for part in due.parts[2:]]
+    assert {*costs} == {*COSTS}
+    assert len(costs) < 30
+    assert max(len(due.parts) for due in dues) == 3
 
 
 def test_a_step_of_a_few_requests_that_was_planned_anew_does_nothing_else_for_up_to_eight() -> None:
