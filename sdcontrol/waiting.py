@@ -154,14 +154,16 @@ class Waiting:
         return due
 
     def _parts_of_many(self, error: float) -> Sequence[Part]:
-        """Outcomes, those of earlier steps too, and one part of what steps cost where that is due."""
+        """Outcomes, those of earlier steps too, and one part of what steps cost where that is due; all of a surprise."""
         begun = [part for part in self._begun if part in OUTCOMES]
         costs = deque([part for part in self._begun if part in COSTS])
         due = begun if OUTCOMES[0] in begun else [*begun, *self._begin(OUTCOMES)]
         if not costs and self._takes_costs(error):
             costs.extend(self._begin(COSTS))
+        now = min(len(costs), len(COSTS) if error >= _SURPRISE else 1)
+        due += [costs.popleft() for _ in range(now)]
         self._begun = costs
-        return [*due, costs.popleft()] if costs else due
+        return due
 
     def _patience(self, *, is_news: bool) -> tuple[int, int]:
         """How many steps wait until outcomes are learnt, and costs: nothing is put off yet, or something is urgent."""

@@ -107,6 +107,8 @@ def test_what_many_requests_teach_is_learnt_in_every_step_and_a_part_of_costs_no
     assert {*costs} == {*COSTS}
     assert len(costs) < 30
     assert max(len(due.parts) for due in dues) == 3
+    surprised = waiting.observe(seen_of(160, tuple(MANY), reason=ANEW), may_rest=True, error=0.5)
+    assert {*surprised.parts} == {*OUTCOMES, *COSTS}
 
 
 def test_a_step_of_a_few_requests_that_was_planned_anew_does_nothing_else_for_up_to_eight() -> None:

@@ -162,7 +162,9 @@ def _believe(
 )
 def _found(
     tables: Tables,
-    others: tuple[FloatArray, FloatArray],  # verification without a prompt; of one token, `[1]`
+    others: tuple[
+        FloatArray, FloatArray
+    ],  # verification without the prompt, if any; of one token, `[1]`
     remaining: IntArray,
     told: tuple[Told, _Beside],
 ) -> tuple[IntArray, IntArray, float, float]:
@@ -214,9 +216,7 @@ def _answer(
     load, most = (kv_tokens, float(len(context))), max(min(most_tokens, most_drafts), 0)
     asked = edges, load[1] + beside[0], most, drafting
     verify, grid = tabled(kept, weights, coefficients, load, asked)
-    alone = (
-        read_off((kept[0], grid, edges), load[1], most, drafting) if beside[0] else verify.copy()
-    )
+    alone = read_off((kept[0], grid, edges), load[1], most if beside[0] else 0, drafting)
     verify[0] += plain - drafting
     alone[0] += plain - drafting
     spare(reads, verify, coming, rows)
@@ -269,7 +269,7 @@ def _refined(
     load, most = (kv_tokens, float(len(context))), max(min(planned.sum(), most_drafts), 0)
     asked = edges, load[1] + beside[0], most, overhead + seconds
     verify, grid = tabled(kept, weights, coefficients, load, asked)
-    alone = read_off((kept[0], grid, edges), load[1], most, asked[3]) if beside[0] else verify
+    alone = read_off((kept[0], grid, edges), load[1], most if beside[0] else 0, asked[3])
     others = alone, read_off((kept[0], grid, edges), 1.0, 0, asked[3])
     tables = posed[0], posed[1], family, verify, rounds, posed[2], catch_up, done
     _, length, _, seconds = _found(tables, others, remaining, (told, beside))
