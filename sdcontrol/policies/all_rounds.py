@@ -122,7 +122,7 @@ def open_rounds(priced: Priced, state: State) -> State:
     own, verify, rounds, drafted = priced
     requests, families, lengths = own.shape
     levels, _ = _openings(families, lengths)
-    worth, bases = linear(priced, requests)
+    worth, bases = linear(priced)
     room = min(len(verify), requests * (lengths - 1) + 1)
     table = np.empty((requests + 1, room)), np.zeros((requests, room), np.int64)
     caps, length = np.zeros(families, np.int64), np.zeros(requests, np.int64)

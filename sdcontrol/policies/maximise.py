@@ -144,7 +144,7 @@ def _open_alike(tables: Tables, rate: float, a: int, n: int) -> State:
 def _open_once(priced: Priced, caps: IntArray, token_price: float) -> State:
     """The opening from `caps`, settled."""
     state = blank(priced)
-    open_plan(priced, state, token_price, priced[0].shape[0], caps)
+    open_plan(priced, state, token_price, caps)
     settle(priced, state, 0)
     return state
 

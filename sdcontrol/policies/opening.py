@@ -26,17 +26,17 @@ Shared = tuple[FloatArray, float, IntArray]
 SHARED = "Tuple((float64[::1], float64, int64[::1]))"
 
 
-@compiled(f"Tuple((float64[:,:,::1], float64[::1]))({PRICED}, int64)", is_inlined=True)
-def linear(priced: Priced, crowd: int) -> tuple[FloatArray, FloatArray]:
+@compiled(f"Tuple((float64[:,:,::1], float64[::1]))({PRICED})", is_inlined=True)
+def linear(priced: Priced) -> tuple[FloatArray, FloatArray]:
     """Own worth less a request's part of the rounds, `[families, requests, lengths]`; their bases.
 
-    A round's price is on the line through those for one request and for `crowd`.
+    A round's price is on the line through those for one request and for all.
     """
     own, _, rounds, drafted = priced
     requests, families, lengths = own.shape
     worth, bases = np.empty((families, requests, lengths)), np.empty(families)
     for f in range(families):
-        slope = (rounds[f, crowd] - rounds[f, 1]) / max(crowd - 1, 1)
+        slope = (rounds[f, requests] - rounds[f, 1]) / max(requests - 1, 1)
         bases[f] = max(rounds[f, 1] - slope, 0.0)
         for r in range(requests):
             for n in range(lengths):
@@ -203,14 +203,14 @@ def _wanted(worth: FloatArray) -> int:
     return total
 
 
-@compiled(f"void({PRICED}, {STATE}, float64, int64, int64[::1])")
-def open_plan(priced: Priced, state: State, token_price: float, crowd: int, caps: IntArray) -> None:
+@compiled(f"void({PRICED}, {STATE}, float64, int64[::1])")
+def open_plan(priced: Priced, state: State, token_price: float, caps: IntArray) -> None:
     """Make `state`, in which nobody drafts, the plan that is best for linear rounds.
 
     `token_price` is a first guess at the price of a token of verification, `caps` one at the rounds
     to open to each family; caps below 0 are no guess. Sets them to those of the plan.
     """
-    worth, bases = linear(priced, crowd)
+    worth, bases = linear(priced)
     verify, shared = priced[1], (bases, priced[2][-1, 1], priced[3][:-1])
     length, room = np.zeros_like(state[0]), len(verify) - 1
     is_short = len(length) > _FEW_REQUESTS and room < _wanted(worth)
