@@ -49,6 +49,7 @@ NOBODY = -1  # arm of a request that did not draft; tokens of a shadow that nobo
 _NO_HINT = Hint()
 _COUNTED = tuple(map(attrgetter, ("drafted", "proposed", "accepted", "emitted")))
 _SILENT = (False,) * 4  # columns of one arm's hints
+_LAGS = 3  # the last of them
 
 
 class Said(NamedTuple):
@@ -59,6 +60,11 @@ class Said(NamedTuple):
     values: FloatArray  # what `sorted_out` takes; `says` comes first
     says: tuple[bool, ...]  # by arm and column, whether any hint says anything
     kv_tokens: int  # of all requests
+
+    @property
+    def lags(self) -> bool:
+        """Whether any drafter's cache lags for any request."""
+        return True in self.says[_LAGS :: len(_SILENT)]
 
 
 class Columns(NamedTuple):

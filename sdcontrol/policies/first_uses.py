@@ -10,9 +10,7 @@ Knows what catch-ups are believed to take; nothing of how plans are made. A fold
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
-
-from sdcontrol.columns import columns_of
+from sdcontrol.columns import said_of
 from sdcontrol.core import BatchView, Choice, Cost, Observation, Plan, family_of
 
 __all__ = ["FirstUses", "waits"]
@@ -53,7 +51,7 @@ class FirstUses:
 
     def limited(self, view: BatchView, plan: Plan, cost: Cost) -> Plan:
         """`plan` with few enough who begin: those with most tokens to go."""
-        if self._known.issuperset(_families(plan)):
+        if not said_of(view).lags or self._known.issuperset(_families(plan)):
             return plan
         begin = list(self._begin(view, plan))
         if len(begin) < 2 or _seconds(begin, cost) <= _AT_ONCE * _plain(view, cost):
@@ -70,13 +68,13 @@ class FirstUses:
 
     def _begin(self, view: BatchView, plan: Plan) -> Iterator[_Begin]:
         """Who lags by most of the context, of a family whose catch-ups are not known."""
-        columns = columns_of(view)
-        lags = columns.catch_up_tokens
-        late = np.flatnonzero(2 * lags >= columns.context_tokens).tolist()  # mostly nobody
-        for r, a in sorted([(at % lags.shape[1], at // lags.shape[1]) for at in late]):
-            arm = columns.arms[a]
-            if plan.choices[r].drafter == arm and (family := family_of(arm)) not in self._known:
-                yield r, family, lags.item(a, r)
+        for r, (request, choice) in enumerate(zip(view.requests, plan.choices, strict=True)):
+            hint = request.hints.get(choice.drafter or "")
+            if hint is None or 2 * hint.catch_up_tokens < max(request.context_tokens, 1):
+                continue
+            family = family_of(choice.drafter or "")
+            if family not in self._known:
+                yield r, family, hint.catch_up_tokens
 
 
 def _families(plan: Plan) -> set[str]:

@@ -75,10 +75,11 @@ def _ascend(reach: FloatArray, shared: Shared, caps: IntArray) -> float:
     """Move one family's cap at a time, the best move first, until none helps; the value reached."""
     families, _, lengths = reach.shape
     bases, padding, drafted = shared
-    sums, values = np.empty((families, lengths)), np.empty((families, lengths))
-    moved = -1  # its own sums stay, since the others' caps do
+    sums = np.empty((families, lengths))
+    moved = -1  # whose own sums stay, since the others' caps do
     while True:
-        paid = bases * np.maximum(caps - drafted, 0)
+        spent = (bases * np.maximum(caps - drafted, 0)).sum()
+        best, held, best_family, best_cap = -np.inf, -np.inf, 0, caps[0]
         for f in range(families):
             if f != moved:
                 _sum_up(reach, caps, f, sums[f])
@@ -86,14 +87,17 @@ def _ascend(reach: FloatArray, shared: Shared, caps: IntArray) -> float:
             for g in range(families):
                 if g != f:
                     longest = max(longest, caps[g])
+            others = spent - bases[f] * max(caps[f] - drafted[f], 0)
             for n in range(lengths):
                 rounds = bases[f] * max(n - drafted[f], 0) + padding * max(n, longest)
-                values[f, n] = sums[f, n] - (rounds + paid.sum() - paid[f])
-        best = int(np.argmax(values))
-        f, n = best // lengths, best % lengths
-        if not values[f, n] > values[f, caps[f]] + _LEAST:  # nor where it is no number
-            return float(values[f, caps[f]])
-        caps[f], moved = n, f
+                value = sums[f, n] - (rounds + others)
+                if n == caps[f]:
+                    held = value
+                if value > best:
+                    best, best_family, best_cap = value, f, n
+        if not best > held + _LEAST:  # nor where it is no number
+            return float(held)
+        caps[best_family], moved = best_cap, best_family
 
 
 @compiled(f"void(float64[:,:,::1], {SHARED}, int64[::1])")

@@ -73,7 +73,7 @@ def read(view: BatchView, belief: Belief, horizon: Horizon) -> Problem | None:
     )
     rounds, catch_up = price(
         posed,
-        _prices(layout, cost, posed, columns.catch_up_tokens),
+        _prices(layout, cost, posed, columns.catch_up_tokens if columns.said.lags else None),
         (columns.catch_up_tokens, columns.remaining_tokens),
         (layout.rows, layout.family),
         (horizon, padding_seconds(cost, float(columns.kv_tokens))),
@@ -120,7 +120,7 @@ def read_drafted(
     )
     rounds, catch_up = price(
         posed,
-        _prices(layout, belief.cost, posed, nothing),
+        _prices(layout, belief.cost, posed, None),
         (nothing, columns.remaining_tokens),
         (own, layout.family),
         (_AT_ONCE, padding_seconds(belief.cost, float(columns.kv_tokens))),
@@ -161,11 +161,15 @@ def _stack(
     """Survival `[arms, requests, K]`, K the most of any arm."""
     if isinstance(survival, Survival) and survival.arms == arms:
         return survival.table
-    tables = [survival_table(survival, arm, num_requests) for arm in arms]
-    if not tables:
+    if not arms:
         return np.zeros((0, 0, 0))
-    if len({rows.shape for rows in tables}) == 1:
-        return np.array(tables, np.float64)
+    try:
+        alike = np.array([survival[arm] for arm in arms], np.float64)
+    except (TypeError, ValueError):  # of different depths, or no tables
+        alike = np.zeros(0)
+    if alike.ndim == 3 and alike.shape[1] == num_requests:
+        return alike
+    tables = [survival_table(survival, arm, num_requests) for arm in arms]
     depth = max([rows.shape[1] for rows in tables])
     stacked = np.zeros((len(arms), num_requests, depth))
     for a, rows in enumerate(tables):
@@ -188,19 +192,24 @@ def _verify(view: BatchView, cost: Cost, prefill_tokens: int, most_tokens: int) 
     return np.asarray(seconds, dtype=np.float64)
 
 
-def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray) -> Prices:
-    """Seconds of rounds, and of rounds and catch-up along lines; a table of rounds goes first."""
+def _prices(layout: Layout, cost: Cost, posed: Posed, lagging: IntArray | None) -> Prices:
+    """Seconds of rounds, and of rounds and catch-up along lines; a table of rounds goes first.
+
+    `lagging` is None where nobody lags.
+    """
     if is_tabled(cost):
         return _NO_TABLE, cost.lines(layout.families)
     batch, families = posed[2].shape[1], len(layout.families)
     rounds, lines = np.zeros((families + 1, batch + 2)), np.zeros((families, 5))
     count, share = _counts(batch)
     kv_tokens = posed[3][:, None] * share
-    lags = lags_of(lagging, (layout.rows, layout.family), families).tolist()
     for f, family in enumerate(layout.families):
         rounds[f, 1:] = draft_seconds(cost, family, count, kv_tokens[f])
-        if lags[f][1] and hasattr(cost, "catch_up_seconds"):
-            lines[f, 3:] = _catch_up_line(cost, family, *lags[f])
+    if lagging is not None and hasattr(cost, "catch_up_seconds"):
+        lags = lags_of(lagging, (layout.rows, layout.family), families).tolist()
+        for f, family in enumerate(layout.families):
+            if lags[f][1]:
+                lines[f, 3:] = _catch_up_line(cost, family, *lags[f])
     return rounds, lines
 
 

@@ -155,9 +155,10 @@ def kick(priced: Priced, state: State, tries: int) -> bool:
         adopt(tried, state)
         r = changes[k, 0]
         assign(priced, tried, r, changes[k, 1], changes[k, 2])
-        better = _respond_best(priced, tried, r) - losses[k]
-        better += settle(priced, tried, r)
-        if better > 2.0 * _LEAST:
+        followed = _respond_best(priced, tried, r)
+        if followed == 0.0:  # nobody responds: the change would be taken back
+            continue
+        if followed - losses[k] + settle(priced, tried, r) > 2.0 * _LEAST:
             adopt(state, tried)
             return True
     return False
