@@ -18,7 +18,9 @@ from sdcontrol.core import (
     Timing,
     family_of,
 )
+from sdcontrol.errors import PlanError
 from sdcontrol.policies.at_once import answer_at_once, refine_at_once
+from sdcontrol.policies.goodput import Goodput
 from sdcontrol.policies.maximise import maximise
 from sdcontrol.policies.problem import Answer, Problem
 from sdcontrol.policies.prompts import Prompts
@@ -243,3 +245,26 @@ def test_other_beliefs_are_left_to_the_steps_one_by_one() -> None:
     belief = controller.belief(view)
     assert answer_at_once(view, belief, HORIZON) is not None
     assert answer_at_once(view, Belief(dict(belief.survival), belief.cost), HORIZON) is None
+
+
+def test_a_policy_around_ours_may_show_it_other_views_than_the_belief_is_of() -> None:
+    """Terms are read by row: what a view has not must not be looked for there."""
+    rng, controller, ours = np.random.default_rng(0), Controller("goodput", clock=None), Goodput()
+    for step in range(30):
+        view = drawn_view(rng, step, 6)
+        belief = controller.belief(view)
+        looked_up = tuple(replace(one, drafters=("ngram",)) for one in view.requests)
+        narrow = replace(view, requests=looked_up)
+        plan = ours.plan(narrow, belief)
+        plan.check(narrow)
+        assert plan == Goodput().plan(narrow, Belief(dict(belief.survival), belief.cost))
+        confidence = tuple((0.2,) * choice.num_draft_tokens for choice in plan.choices)
+        given = controller.acceptance.condition(view, plan, confidence, belief.survival)
+        drafted = [choice.num_draft_tokens for choice in plan.choices]
+        told = Belief(given, belief.cost)
+        assert refine_at_once(narrow, plan, drafted, told) is None
+        ours.refine(narrow, plan, confidence, told).check(narrow)
+        if view.free_kv_tokens:
+            with pytest.raises(PlanError, match=r"6, 16.*for 2 requests"):
+                ours.plan(replace(view, requests=view.requests[:2]), belief)
+        controller.observe(outcome(rng, controller, view))

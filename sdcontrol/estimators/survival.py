@@ -82,6 +82,10 @@ class Survival(Mapping[str, FloatArray]):
         """`table` and `coming` as they are without confidences. Do not write."""
         return self._first._computed()
 
+    def is_of(self, view: BatchView) -> bool:
+        """Whether it is of this view's requests and drafters: another may have fewer, with terms that are read by row."""
+        return self._view is view
+
     @property
     def _first(self) -> "Survival":
         return self if self._unconditioned is None else self._unconditioned

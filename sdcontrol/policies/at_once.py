@@ -68,7 +68,7 @@ def answer_at_once(
 ) -> Answered | None:
     """What `maximise(read(...))` answers; None where it has to be asked."""
     survival, cost, said = belief.survival, belief.cost, said_of(view)
-    if not isinstance(survival, Survival) or not has_terms(cost):
+    if not (isinstance(survival, Survival) and survival.is_of(view) and has_terms(cost)):
         return None
     layout = layout_of(said.arms, survival.arms)
     if not layout.arms:
@@ -105,7 +105,7 @@ def refine_at_once(
 ) -> list[int] | None:
     """The lengths that `maximise(read_drafted(...))` answers; None where it has to be asked."""
     survival, cost, said = belief.survival, belief.cost, said_of(view)
-    if not isinstance(survival, Survival) or not has_terms(cost):
+    if not (isinstance(survival, Survival) and survival.is_of(view) and has_terms(cost)):
         return None
     offered = tuple(dict.fromkeys([c.drafter for c in plan.choices if c.drafter is not None]))
     layout = layout_of(offered, survival.arms)

@@ -159,8 +159,10 @@ def _stack(
     arms: tuple[str, ...], survival: Mapping[str, FloatArray], num_requests: int
 ) -> FloatArray:
     """Survival `[arms, requests, K]`, K the most of any arm."""
-    if isinstance(survival, Survival) and survival.arms == arms:
-        return survival.table
+    if isinstance(survival, Survival):
+        table = survival.table
+        if (survival.arms, table.shape[1]) == (arms, num_requests):
+            return table
     if not arms:
         return np.zeros((0, 0, 0))
     try:
