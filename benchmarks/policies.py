@@ -5,8 +5,8 @@
 Time: 8 positions, 4 arms (two of one family, one free), batches of 1 to 256 with drawn survival and
 contexts, verification linear, in stairs and flat up to a ridge. Of each batch and shape 20 problems
 take turns, so that caches hold no single one; so do batches and shapes, since what else this machine does
-lasts for seconds. The cost is that of the instances, whose five calls
-take about 20 microseconds of a plan. Then whole steps of a `Controller`, up to 16 positions, with its online estimators,
+lasts for seconds. The cost is that of the instances, whose calls
+take a sixth of a plan of 8 requests. Then whole steps of a `Controller`, up to 16 positions, with its online estimators,
 with nothing between them, and with a forward of 24 MB of weights between plan and observation, which
 leaves nothing of the controller in the caches. Learning may wait for up to eight steps: see the means.
 Quality: the ratio to brute force for up to 5 requests, and to a multi-start local search at 64; the

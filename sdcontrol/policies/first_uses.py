@@ -69,11 +69,11 @@ class FirstUses:
     def _begin(self, view: BatchView, plan: Plan) -> Iterator[_Begin]:
         """Who lags by most of the context, of a family whose catch-ups are not known."""
         for r, (request, choice) in enumerate(zip(view.requests, plan.choices, strict=True)):
-            hint = request.hints.get(choice.drafter or "")
+            arm = choice.drafter or ""
+            hint = request.hints.get(arm)
             if hint is None or 2 * hint.catch_up_tokens < max(request.context_tokens, 1):
                 continue
-            family = family_of(choice.drafter or "")
-            if family not in self._known:
+            if (family := family_of(arm)) not in self._known:
                 yield r, family, hint.catch_up_tokens
 
 
