@@ -150,7 +150,8 @@ def _attention(  # noqa: PLR0917  transformers calls it so
     layer = call.layer_of[id(module)]
     # A model may rotate one of them in float32, and autocast changes what it likes.
     dtype, given = call.cache.layers[layer].dtype, value.dtype
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if not query.dtype == key.dtype == given == dtype:
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     call.cache.write(layer, call.batch.slots, key[0], value[0])
     if call.queries is not None:
         call.queries.store(layer, query[0])

@@ -55,6 +55,8 @@ class KVCache:
 
         self.keys = [allocate(layer, layer.key_dim) for layer in self.layers]
         self.values = [allocate(layer, layer.value_dim) for layer in self.layers]
+        pairs = zip(self.keys, self.values, strict=True)
+        self._rows = [(keys.unsqueeze(0), values.unsqueeze(0)) for keys, values in pairs]
         self._sums: list[Tensor] | None = None  # of what was written since `check`, if anybody asks
 
     @property
@@ -94,9 +96,8 @@ class KVCache:
 
     def span(self, layer: int, first_slot: int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[1, kv_heads, num_keys, dim]` of consecutive slots, without a copy."""
-        keys = self.keys[layer].narrow(1, first_slot, num_keys)
-        values = self.values[layer].narrow(1, first_slot, num_keys)
-        return keys.unsqueeze(0), values.unsqueeze(0)
+        keys, values = self._rows[layer]
+        return keys.narrow(2, first_slot, num_keys), values.narrow(2, first_slot, num_keys)
 
     def gather(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of page tables: `[requests, kv_heads, pages * block_size, dim]`.

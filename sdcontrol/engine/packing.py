@@ -94,7 +94,6 @@ class AttentionGroup:
     first_token: int  # the group's tokens stand at [first_token, first_token + num_tokens)
     num_tokens: int
     lengths: list[int]
-    limits: Tensor  # [requests, queries]: the last key index that a query sees
     starts: list[int]  # key index of each segment's first token
     num_keys: int
     trees: list[tuple[int, ...] | None]
@@ -102,6 +101,7 @@ class AttentionGroup:
     parts: list[Part]  # of all requests, in their order
     members: Sequence[Segment]
     block_size: int
+    device: torch.device
     masks: dict[tuple[int | None, torch.dtype, int, int], Tensor | None] = field(
         default_factory=dict
     )
@@ -119,6 +119,12 @@ class AttentionGroup:
         return max(self.lengths)
 
     @property
+    def limits(self) -> Tensor:
+        """The last key index that each query sees, `[requests, queries]`: made anew each time."""
+        starts = np.array(self.starts, dtype=np.int64)
+        return upload(starts[:, None] + np.arange(self.num_queries), self.device)
+
+    @property
     def is_full_causal(self) -> bool:
         """One whole sequence from its first token on: the plain causal triangle."""
         only = self.num_requests == 1 and self.trees[0] is None
@@ -128,7 +134,7 @@ class AttentionGroup:
         """The page tables of one layer: `[requests, pages]` or `[requests, kv_heads, pages]`."""
         if self._pages is None:
             pages = _pages(self.members, self.block_size)
-            self._pages = upload(pages, self.limits.device)
+            self._pages = upload(pages, self.device)
         return self._pages[layer] if self._pages.dim() == 4 else self._pages
 
 
@@ -193,6 +199,8 @@ def _num_keys(segment: Segment) -> int:
 
 def _cluster(segments: Sequence[Segment]) -> list[list[int]]:
     """Indices of segments to attend together: keys within a factor; long ones alone."""
+    if len(segments) == 1:
+        return [[0]]
     alone = [[i] for i, s in enumerate(segments) if len(s.tokens) > MAX_GROUPED_TOKENS]
     short = [i for i, s in enumerate(segments) if len(s.tokens) <= MAX_GROUPED_TOKENS]
     short.sort(key=lambda i: (segments[i].table.blocks.ndim, -_num_keys(segments[i]), i))
@@ -209,6 +217,8 @@ def _parts(
     segments: Sequence[Segment], cluster: Sequence[int], part_work: float
 ) -> list[list[int]]:
     """The cluster, cut by length where that saves more padding than another part costs."""
+    if len(cluster) == 1:
+        return [list(cluster)]
     most_keys = max(_num_keys(segments[index]) for index in cluster)
     lengths = [len(segments[index].tokens) for index in cluster]
     return [[cluster[i] for i in part] for part in cut_by_length(lengths, part_work / most_keys)]
@@ -241,21 +251,18 @@ def _group(
 ) -> AttentionGroup:
     members = [segment for part in parts for segment in part]
     lengths = [len(segment.tokens) for segment in members]
-    queries = max(lengths)
-    starts = [segment.start - segment.table.shift for segment in members]
-    limits = np.array(starts, dtype=np.int64)[:, None] + np.arange(queries)[None, :]
     return AttentionGroup(
         first_token=first_token,
         num_tokens=sum(lengths),
         lengths=lengths,
-        limits=upload(limits, device),
-        starts=starts,
+        starts=[segment.start - segment.table.shift for segment in members],
         num_keys=max(_num_keys(segment) for segment in members),
         trees=[segment.parents for segment in members],
         first_slots=_first_slots(members, block_size),
         parts=_rectangles(parts),
         members=members,
         block_size=block_size,
+        device=device,
     )
 
 
@@ -275,10 +282,14 @@ def _first_slots(members: Sequence[Segment], block_size: int) -> list[int] | Non
     for segment in members:
         blocks = segment.table.blocks
         count = -(-_num_keys(segment) // block_size)
-        steps = _STEPS if count <= len(_STEPS) else np.arange(count)
-        if blocks.ndim > 1 or not (blocks[1:count] == blocks[0] + steps[1:count]).all():
+        if blocks.ndim > 1:
             return None
-        slots.append(int(blocks[0]) * block_size)
+        first = int(blocks[0])
+        end = first + count
+        steps = _STEPS[first:end] if end <= len(_STEPS) else np.arange(first, end)
+        if blocks[:count].tobytes() != steps.tobytes():
+            return None
+        slots.append(first * block_size)
     return slots
 
 

@@ -44,7 +44,7 @@ def _build_mask(
     even = min(group.starts) + 1 == num_keys and group.num_queries == 1
     if even and window is None:
         return None
-    device = group.limits.device
+    device = group.device
     index = torch.arange(num_keys, device=device)
     limits = group.limits.unsqueeze(-1)
     visible = index <= limits
