@@ -5,7 +5,8 @@
 Requests of 40 tokens come in turns; each has hazards of its own, drawn by one of `WORLDS`, and drafts six
 tokens in every step. After each step the believed survival of every position is compared with the true
 one: the divergence is what believing costs in log loss, 0 where the belief is the truth. Young requests
-are those in their first four steps, which is all that most short ones have.
+are those in their first four steps, which is all that most short ones have. The first turn, after its first
+step, is what an estimator that knows nothing begins with; it and the seven after it are not counted else.
 """
 
 import argparse
@@ -34,6 +35,8 @@ FIRST_TURNS = 8  # not counted
 TOKENS = 40
 DRAFT = 6
 YOUNG_STEPS = 4
+BATCHES = (1, 8, 32)
+AGES = ("young", "old", "first")
 KINDS = ((0.12, 0.3), (0.9, 0.93), (0.5, 0.65, 0.7), (0.9, 0.93))
 
 Hazards = Callable[[int], FloatArray]
@@ -70,10 +73,10 @@ WORLDS: dict[str, World] = {
 }
 
 
-def divergences(world: World, batch: int, seed: int) -> tuple[float, float]:
-    """Mean divergence, in nats per position, of young requests and of older ones."""
+def divergences(world: World, batch: int, seed: int) -> tuple[float, float, float]:
+    """Mean divergence, in nats per position, of young requests, of older ones, and of those of the first turn."""
     rng, estimator = np.random.default_rng(seed), AcceptanceEstimator()
-    step, young, old = 0, [], []
+    step, young, old, first = 0, [], [], []
     for turn in range(TURNS):
         requests = [world(rng, turn) for _ in range(batch)]
         emitted, age = np.zeros(batch, np.int64), 0
@@ -82,15 +85,17 @@ def divergences(world: World, batch: int, seed: int) -> tuple[float, float]:
             hazards = np.array([requests[r](age) for r in live])
             view = _view([f"{turn} {r}" for r in live], step)
             believed = estimator.survival(view, DRAFT)[ARM]
+            cost = _divergence(np.cumprod(hazards, axis=1), believed)
             if turn >= FIRST_TURNS:
-                cost = _divergence(np.cumprod(hazards, axis=1), believed)
                 (young if age < YOUNG_STEPS else old).append(cost)
+            elif step and not turn:
+                first.append(cost)
             is_right = np.logical_and.accumulate(rng.random(hazards.shape) < hazards, axis=1)
             accepted = is_right.sum(axis=1)
             estimator.update(_observation(view, accepted.tolist()))
             emitted[live] += accepted + 1
             step, age = step + 1, age + 1
-    return float(np.mean(young)), float(np.mean(old))
+    return float(np.mean(young)), float(np.mean(old)), float(np.mean(first))
 
 
 def _divergence(truth: FloatArray, believed: FloatArray) -> float:
@@ -120,13 +125,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows: list[dict[str, object]] = []
     for name, world in WORLDS.items():
-        for batch in (1, 8):
+        for batch in BATCHES:
             runs = np.array([divergences(world, batch, s) for s in range(options.seeds)])
-            (young, old), (young_error, old_error) = runs.mean(axis=0), runs.std(axis=0)
-            root = max(len(runs) - 1, 1) ** 0.5
-            row = {"world": name, "batch": batch, "young": float(young), "old": float(old)}
-            rows.append(row | {"young_se": young_error / root, "old_se": old_error / root})
-            print(f"{name:22s} batch {batch}  young {young:.3f}  older {old:.3f}", flush=True)
+            errors = runs.std(axis=0) / max(len(runs) - 1, 1) ** 0.5
+            row: dict[str, object] = {"world": name, "batch": batch}
+            for age, mean, error in zip(AGES, runs.mean(axis=0), errors, strict=True):
+                row |= {age: float(mean), f"{age}_se": float(error)}
+            rows.append(row)
+            young, old, first = (row[age] for age in AGES)
+            words = f"young {young:.3f}  older {old:.3f}  in the first turn {first:.3f}"
+            print(f"{name:22s} batch {batch:<2d} {words}", flush=True)
     if options.json:
         command = f"python -m benchmarks.acceptance --seeds {options.seeds} --json"
         print(write_results("acceptance", command, rows))

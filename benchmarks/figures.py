@@ -121,9 +121,11 @@ def acceptance() -> str:
     rows = []
     for name in dict.fromkeys(row["world"] for row in found["results"]):
         mine = [row for row in found["results"] if row["world"] == name]
-        figures = [f"{row[age]:.3f}" for row in mine for age in ("young", "old")]
-        rows.append((name, *figures))
-    heads = ("requests", "young, batch 1", "older", "young, batch 8", "older")
+        ages = ("young", "old", "first")
+        rows.append((name, *[f"{row[age]:.3f}" for row in mine for age in ages]))
+    batches = dict.fromkeys(row["batch"] for row in found["results"])
+    columns = [(f"batch {n}: young", "older", "the very first") for n in batches]
+    heads = ("requests", *[head for three in columns for head in three])
     return f"{table(heads, rows)}\n\n{made(found)}"
 
 

@@ -199,6 +199,19 @@ def test_requests_of_one_kind_tell_of_one_another() -> None:
     assert beside_them < believed(batch, "new")[0] - 0.2
 
 
+@pytest.mark.parametrize("accepted", [2, 8, 16, 24, 30])
+def test_what_a_first_step_tells_of_a_drafter_is_not_learnt_twice(accepted: int) -> None:
+    """Of 32 requests that draft a token with it, so many have it accepted: as many of others will.
+
+    Learnt as the drafter's average and as how far its requests are from what that was, those came to 0.01, 0.08,
+    0.49, 0.75 and 0.98.
+    """
+    estimator, names = AcceptanceEstimator(), [str(r) for r in range(32)]
+    estimator.update(outcome(view_of(names), [1] * 32, [int(r < accepted) for r in range(32)]))
+    beside_them = estimator.survival(view_of([*names, "new"], 1))[ARM][32, 0]
+    assert abs(beside_them - accepted / 32) < 0.1
+
+
 def test_one_odd_request_refutes_that_its_batch_is_of_one_kind() -> None:
     estimator = of_two_kinds()
     rates = {name: [0.92] * 8 for name in "abcdefg"} | {"odd": [0.15] * 8}

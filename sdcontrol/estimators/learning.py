@@ -93,40 +93,81 @@ def _settle(arms: IntArray, kept: Kept) -> None:
 
 
 @compiled(
-    f"Tuple((float64[:, ::1], boolean[:, ::1]))({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])",
+    f"Tuple((boolean[:, ::1], boolean[::1]))({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES})",
     is_inlined=True,
 )
-def _learn_outcomes(
+def _count(
     evidence: Evidence,
     kept: Kept,
     hints: tuple[IntArray, IntArray],
     averages: Averages,
-    is_tree: NDArray[np.bool_],
-) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Learn every outcome; the summed levels of each arm, and the averages in which any counts."""
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Count every outcome; the averages in which any does, and the arms of which several requests had some."""
     (arms, outcomes), (column_of, buckets) = evidence, hints
-    (slots, likelihood, _, state, counts), (_, priors, variances, _) = kept
-    tested, accepted, _, odds = averages
-    rates = np.empty((*tested.shape, len(LEVELS)))  # of the stale ones
-    totals, is_stale = np.zeros((len(tested), len(LEVELS))), np.zeros(tested.shape[:2], np.bool_)
+    (slots, _, _, state, _), (_, _, variances, _) = kept
+    tested, accepted, _, _ = averages
+    is_stale = np.zeros(tested.shape[:2], np.bool_)
+    is_shared, first = np.zeros(len(tested), np.bool_), np.full(len(tested), -1)
     for part in range(arms.shape[0]):
         for r in range(arms.shape[1]):
             arm, slot, outcome = arms[part, r], slots[r], outcomes[part, r]
             if arm < 0 or not outcome[TESTED].any():
                 continue
             bucket = buckets[column_of[arm], r] if column_of[arm] >= 0 else 0
-            if not is_stale[arm, bucket]:
-                is_stale[arm, bucket] = True
+            is_stale[arm, bucket] = True
+            is_shared[arm] |= first[arm] >= 0 and first[arm] != slot
+            first[arm] = slot
+            weight = _weight(state[slot, arm], variances[arm])
+            for j in range(outcome.shape[1]):
+                tested[arm, bucket, j] += weight * outcome[TESTED, j]
+                accepted[arm, bucket, j] += weight * outcome[ACCEPTED, j]
+    return is_stale, is_shared
+
+
+@compiled(
+    f"float64[:, ::1]({EVIDENCE}, {KEPT}, {HINTS}, float64[:, :, ::1], boolean[::1])",
+    is_inlined=True,
+)
+def _tell(
+    evidence: Evidence,
+    kept: Kept,
+    hints: tuple[IntArray, IntArray],
+    odds: FloatArray,
+    is_tree: NDArray[np.bool_],
+) -> FloatArray:
+    """Tell requests of their outcomes, beside the averages; the summed levels of each arm."""
+    (arms, outcomes), (column_of, buckets) = evidence, hints
+    (slots, likelihood, _, state, counts), (_, priors, _, _) = kept
+    rates = np.empty((*odds.shape, len(LEVELS)))
+    is_known = np.zeros(odds.shape[:2], np.bool_)
+    totals = np.zeros((len(odds), len(LEVELS)))
+    for part in range(arms.shape[0]):
+        for r in range(arms.shape[1]):
+            arm, slot, outcome = arms[part, r], slots[r], outcomes[part, r]
+            if arm < 0 or not outcome[TESTED].any():
+                continue
+            bucket = buckets[column_of[arm], r] if column_of[arm] >= 0 else 0
+            if not is_known[arm, bucket]:
+                is_known[arm, bucket] = True
                 rates_at(odds[arm, bucket], rates[arm, bucket])
             own = likelihood[slot, arm], counts[slot, arm]
             trust = _HINTED_TRUST if bucket else 1.0
             tell(own, priors[arm], rates[arm, bucket], outcome, (trust, is_tree[arm]))
             weigh(own[0], priors[arm], state[slot, arm], totals[arm])
-            weight = _weight(state[slot, arm], variances[arm])
-            for j in range(outcome.shape[1]):
-                tested[arm, bucket, j] += weight * outcome[TESTED, j]
-                accepted[arm, bucket, j] += weight * outcome[ACCEPTED, j]
-    return totals, is_stale
+    return totals
+
+
+@compiled(f"void(boolean[:, ::1], {AVERAGES}, float64[:, ::1], boolean[::1])", is_inlined=True)
+def _shrink(
+    is_stale: NDArray[np.bool_], averages: Averages, priors: FloatArray, is_tree: NDArray[np.bool_]
+) -> None:
+    """Set the odds of those averages whose counts, or priors, have changed."""
+    tested, accepted, prior, odds = averages
+    for a in range(len(is_stale)):
+        for b in range(is_stale.shape[1]):
+            if is_stale[a, b]:
+                counted = tested[a, b], accepted[a, b], prior[a, b]
+                shrink(counted, priors[a], is_tree[a], odds[a, b])
 
 
 @compiled(f"void({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES}, boolean[::1])", is_inlined=True)
@@ -137,21 +178,26 @@ def _learn(
     averages: Averages,
     is_tree: NDArray[np.bool_],
 ) -> None:
-    """Learn every outcome of `Evidence`; averages and priors change only when all are learnt.
+    """Learn every outcome of `Evidence`.
+
+    Where several requests learnt something of an arm, its averages do first: else what they have in common would
+    be learnt twice, by the averages, and as how far each is from what those were. Of a lone request nobody can
+    tell what it has in common with others.
 
     `hints` are the row of each arm, negative where nothing is hinted, in the buckets that follow,
     `[rows, requests]`.
     """
-    _, population = kept
-    tested, accepted, prior, odds = averages
-    totals, is_stale = _learn_outcomes(evidence, kept, hints, averages, is_tree)
-    priors = population[1]
-    for a in range(len(is_stale)):
-        is_mixed = is_stale[a].any() and remix(population, a, totals[a])
-        for b in range(tested.shape[1]):
-            if is_stale[a, b] or is_mixed:
-                counted = tested[a, b], accepted[a, b], prior[a, b]
-                shrink(counted, priors[a], is_tree[a], odds[a, b])
+    odds, priors, population = averages[3], kept[1][1], kept[1]
+    before = odds.copy()
+    is_stale, is_shared = _count(evidence, kept, hints, averages)
+    _shrink(is_stale, averages, priors, is_tree)
+    for a in range(len(odds)):
+        if is_shared[a]:
+            before[a] = odds[a]
+    totals = _tell(evidence, kept, hints, before, is_tree)
+    for a in range(len(odds)):
+        is_stale[a] = totals[a].any() and remix(population, a, totals[a])
+    _shrink(is_stale, averages, priors, is_tree)
     _settle(evidence[0], kept)
 
 
