@@ -119,12 +119,6 @@ class AttentionGroup:
         return max(self.lengths)
 
     @property
-    def limits(self) -> Tensor:
-        """The last key index that each query sees, `[requests, queries]`: made anew each time."""
-        starts = np.array(self.starts, dtype=np.int64)
-        return upload(starts[:, None] + np.arange(self.num_queries), self.device)
-
-    @property
     def is_full_causal(self) -> bool:
         """One whole sequence from its first token on: the plain causal triangle."""
         only = self.num_requests == 1 and self.trees[0] is None
@@ -161,11 +155,10 @@ def pack(
 
     `part_work` is what another part of a group costs on a CPU: that many queries, times their keys.
     """
-    pads = device.type == "cpu"  # a GPU's kernel does not
-    clusters = [
-        _parts(segments, cluster, part_work) if pads else [cluster]
-        for cluster in _cluster(segments)
-    ]
+    clusters = [[[0]]]
+    if len(segments) > 1:
+        pads, found = device.type == "cpu", _cluster(segments)  # a GPU's kernel does not pad
+        clusters = [_parts(segments, one, part_work) if pads else [one] for one in found]
     order = [index for parts in clusters for part in parts for index in part]
     tokens: list[int] = []
     positions: list[int] = []
@@ -199,8 +192,6 @@ def _num_keys(segment: Segment) -> int:
 
 def _cluster(segments: Sequence[Segment]) -> list[list[int]]:
     """Indices of segments to attend together: keys within a factor; long ones alone."""
-    if len(segments) == 1:
-        return [[0]]
     alone = [[i] for i, s in enumerate(segments) if len(s.tokens) > MAX_GROUPED_TOKENS]
     short = [i for i, s in enumerate(segments) if len(s.tokens) <= MAX_GROUPED_TOKENS]
     short.sort(key=lambda i: (segments[i].table.blocks.ndim, -_num_keys(segments[i]), i))
@@ -217,8 +208,6 @@ def _parts(
     segments: Sequence[Segment], cluster: Sequence[int], part_work: float
 ) -> list[list[int]]:
     """The cluster, cut by length where that saves more padding than another part costs."""
-    if len(cluster) == 1:
-        return [list(cluster)]
     most_keys = max(_num_keys(segments[index]) for index in cluster)
     lengths = [len(segments[index].tokens) for index in cluster]
     return [[cluster[i] for i in part] for part in cut_by_length(lengths, part_work / most_keys)]
@@ -284,8 +273,7 @@ def _first_slots(members: Sequence[Segment], block_size: int) -> list[int] | Non
         count = -(-_num_keys(segment) // block_size)
         if blocks.ndim > 1:
             return None
-        first = int(blocks[0])
-        end = first + count
+        first, end = int(blocks[0]), int(blocks[0]) + count
         steps = _STEPS[first:end] if end <= len(_STEPS) else np.arange(first, end)
         if blocks[:count].tobytes() != steps.tobytes():
             return None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sdcontrol.engine.copies import upload
 from sdcontrol.engine.packing import AttentionGroup, ancestors
 
 __all__ = ["attention_mask", "needs_company"]
@@ -46,7 +47,9 @@ def _build_mask(
         return None
     device = group.device
     index = torch.arange(num_keys, device=device)
-    limits = group.limits.unsqueeze(-1)
+    starts = np.array(group.starts, dtype=np.int64)
+    last = starts[:, None, None] + np.arange(group.num_queries)[:, None]  # key that a query sees
+    limits = upload(last, device)
     visible = index <= limits
     if window is not None:
         visible &= index > limits - window
