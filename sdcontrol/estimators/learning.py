@@ -92,68 +92,69 @@ def _settle(arms: IntArray, kept: Kept) -> None:
             learn_one_kind(one_kind, arm, probability, num_young[arm] / num_settled[arm])
 
 
+@compiled(f"int64[:, ::1]({EVIDENCE}, {HINTS})", is_inlined=True)
+def _taught(evidence: Evidence, hints: tuple[IntArray, IntArray]) -> IntArray:
+    """Where something was learnt: part, request, arm, and bucket of the hint, `[outcomes, 4]`."""
+    (arms, outcomes), (column_of, buckets) = evidence, hints
+    taught, count = np.empty((arms.size, 4), np.int64), 0
+    for part in range(arms.shape[0]):
+        for r in range(arms.shape[1]):
+            arm = arms[part, r]
+            if arm >= 0 and outcomes[part, r][TESTED].any():
+                bucket = buckets[column_of[arm], r] if column_of[arm] >= 0 else 0
+                taught[count] = part, r, arm, bucket
+                count += 1
+    return taught[:count]
+
+
 @compiled(
-    f"Tuple((boolean[:, ::1], boolean[::1]))({EVIDENCE}, {KEPT}, {HINTS}, {AVERAGES})",
+    f"Tuple((boolean[:, ::1], boolean[::1]))(int64[:, ::1], {EVIDENCE}, {KEPT}, {AVERAGES})",
     is_inlined=True,
 )
 def _count(
-    evidence: Evidence,
-    kept: Kept,
-    hints: tuple[IntArray, IntArray],
-    averages: Averages,
+    taught: IntArray, evidence: Evidence, kept: Kept, averages: Averages
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Count every outcome; the averages in which any does, and the arms of which several requests had some."""
-    (arms, outcomes), (column_of, buckets) = evidence, hints
     (slots, _, _, state, _), (_, _, variances, _) = kept
     tested, accepted, _, _ = averages
     is_stale = np.zeros(tested.shape[:2], np.bool_)
     is_shared, first = np.zeros(len(tested), np.bool_), np.full(len(tested), -1)
-    for part in range(arms.shape[0]):
-        for r in range(arms.shape[1]):
-            arm, slot, outcome = arms[part, r], slots[r], outcomes[part, r]
-            if arm < 0 or not outcome[TESTED].any():
-                continue
-            bucket = buckets[column_of[arm], r] if column_of[arm] >= 0 else 0
-            is_stale[arm, bucket] = True
-            is_shared[arm] |= first[arm] >= 0 and first[arm] != slot
-            first[arm] = slot
-            weight = _weight(state[slot, arm], variances[arm])
-            for j in range(outcome.shape[1]):
-                tested[arm, bucket, j] += weight * outcome[TESTED, j]
-                accepted[arm, bucket, j] += weight * outcome[ACCEPTED, j]
+    for part, r, arm, bucket in taught:
+        outcome, slot = evidence[1][part, r], slots[r]
+        is_stale[arm, bucket] = True
+        is_shared[arm] |= first[arm] >= 0 and first[arm] != slot
+        first[arm] = slot
+        weight = _weight(state[slot, arm], variances[arm])
+        for j in range(outcome.shape[1]):
+            tested[arm, bucket, j] += weight * outcome[TESTED, j]
+            accepted[arm, bucket, j] += weight * outcome[ACCEPTED, j]
     return is_stale, is_shared
 
 
 @compiled(
-    f"float64[:, ::1]({EVIDENCE}, {KEPT}, {HINTS}, float64[:, :, ::1], boolean[::1])",
+    f"float64[:, ::1](int64[:, ::1], {EVIDENCE}, {KEPT}, float64[:, :, ::1], boolean[::1])",
     is_inlined=True,
 )
 def _tell(
+    taught: IntArray,
     evidence: Evidence,
     kept: Kept,
-    hints: tuple[IntArray, IntArray],
     odds: FloatArray,
     is_tree: NDArray[np.bool_],
 ) -> FloatArray:
     """Tell requests of their outcomes, beside the averages; the summed levels of each arm."""
-    (arms, outcomes), (column_of, buckets) = evidence, hints
     (slots, likelihood, _, state, counts), (_, priors, _, _) = kept
     rates = np.empty((*odds.shape, len(LEVELS)))
     is_known = np.zeros(odds.shape[:2], np.bool_)
     totals = np.zeros((len(odds), len(LEVELS)))
-    for part in range(arms.shape[0]):
-        for r in range(arms.shape[1]):
-            arm, slot, outcome = arms[part, r], slots[r], outcomes[part, r]
-            if arm < 0 or not outcome[TESTED].any():
-                continue
-            bucket = buckets[column_of[arm], r] if column_of[arm] >= 0 else 0
-            if not is_known[arm, bucket]:
-                is_known[arm, bucket] = True
-                rates_at(odds[arm, bucket], rates[arm, bucket])
-            own = likelihood[slot, arm], counts[slot, arm]
-            trust = _HINTED_TRUST if bucket else 1.0
-            tell(own, priors[arm], rates[arm, bucket], outcome, (trust, is_tree[arm]))
-            weigh(own[0], priors[arm], state[slot, arm], totals[arm])
+    for part, r, arm, bucket in taught:
+        if not is_known[arm, bucket]:
+            is_known[arm, bucket] = True
+            rates_at(odds[arm, bucket], rates[arm, bucket])
+        own = likelihood[slots[r], arm], counts[slots[r], arm]
+        how = _HINTED_TRUST if bucket else 1.0, is_tree[arm]
+        tell(own, priors[arm], rates[arm, bucket], evidence[1][part, r], how)
+        weigh(own[0], priors[arm], state[slots[r], arm], totals[arm])
     return totals
 
 
@@ -189,12 +190,13 @@ def _learn(
     """
     odds, priors, population = averages[3], kept[1][1], kept[1]
     before = odds.copy()
-    is_stale, is_shared = _count(evidence, kept, hints, averages)
+    taught = _taught(evidence, hints)
+    is_stale, is_shared = _count(taught, evidence, kept, averages)
     _shrink(is_stale, averages, priors, is_tree)
     for a in range(len(odds)):
         if is_shared[a]:
             before[a] = odds[a]
-    totals = _tell(evidence, kept, hints, before, is_tree)
+    totals = _tell(taught, evidence, kept, before, is_tree)
     for a in range(len(odds)):
         is_stale[a] = totals[a].any() and remix(population, a, totals[a])
     _shrink(is_stale, averages, priors, is_tree)
