@@ -1,6 +1,6 @@
 """How well is acceptance believed, where the truth is known? `python -m benchmarks.acceptance`.
 
-    python -m benchmarks.acceptance [--seeds N] [--json]                    about 30 seconds
+    python -m benchmarks.acceptance [--seeds N] [--json]                    about 45 seconds
 
 Requests of 40 tokens come in turns; each has hazards of its own, drawn by one of `WORLDS`, and drafts six
 tokens in every step. After each step the believed survival of every position is compared with the true
@@ -31,7 +31,7 @@ __all__ = ["WORLDS", "divergences", "main"]
 
 ARM = "draft_model"
 TURNS = 32
-FIRST_TURNS = 8  # not counted
+FIRST_TURNS = 8  # counted neither as young nor as old
 TOKENS = 40
 DRAFT = 6
 YOUNG_STEPS = 4

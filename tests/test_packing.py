@@ -281,6 +281,15 @@ def test_packing_loses_and_invents_nothing(kinds: list[str], seed: int) -> None:
     assert len(batch.logit_rows) == sum(segment.num_logits for segment in segments)
 
 
+@pytest.mark.parametrize("first", [3, 65_530, 70_000])
+@pytest.mark.parametrize("is_gapless", [True, False])
+def test_pages_that_follow_one_another_are_told(first: int, is_gapless: bool) -> None:
+    blocks = np.arange(first, first + 10)
+    blocks[7:] += not is_gapless
+    packed = pack([Segment([5], 150, PageTable(blocks), [0])], 16, torch.device("cpu"))
+    assert packed.groups[0].first_slots == ([16 * first] if is_gapless else None)
+
+
 @given(st.integers(0, 999))
 def test_depths_and_ancestors_follow_the_parents(seed: int) -> None:
     segment = SegmentMaker(Case(seed)).make("tree")
