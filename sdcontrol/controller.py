@@ -17,6 +17,7 @@ from sdcontrol.core import BatchView, Belief, Confidence, Cost, FloatArray, Obse
 from sdcontrol.errors import PlanError
 from sdcontrol.estimators.acceptance import AcceptanceEstimator
 from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.estimators.hardware import Ceilings
 from sdcontrol.estimators.known_machine import KnownMachine, find_known
 from sdcontrol.estimators.survival import Survival, finite
 from sdcontrol.lessons import Acceptance, Lessons
@@ -110,12 +111,18 @@ class Controller:
         if isinstance(self.cost, OnlineCost):
             self.cost.hide_plain_steps()
 
-    def runs_on(self, device: str, models: Mapping[str, Mapping[str, object]]) -> None:
+    def runs_on(
+        self,
+        device: str,
+        models: Mapping[str, Mapping[str, object]],
+        ceilings: Callable[[], Ceilings] | None = None,
+    ) -> None:
         """Price as `price_by` says where device and models are known, or models alone; an engine says its own.
 
         `device` by its driver's name, `models` as parsed `config.json`s: "target", and draft models by family.
+        `ceilings` measures a device's, and is asked where its name says nothing.
         """
-        if (machine := find_known(device, models)) is not None:
+        if (machine := find_known(device, models, ceilings)) is not None:
             self.price_by(machine)
 
     def price_by(self, machine: KnownMachine) -> None:

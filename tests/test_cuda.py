@@ -15,6 +15,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogits
 
 from sdcontrol.core import Planner
 from sdcontrol.engine.buckets import size_edges
+from sdcontrol.engine.ceilings import ceilings_of, measure_ceilings, seconds_of
 from sdcontrol.engine.clock import StepClock, marks_of
 from sdcontrol.engine.config import EngineConfig, free_bytes_of
 from sdcontrol.engine.copies import on_its_way
@@ -22,7 +23,6 @@ from sdcontrol.engine.graph_recorder import CudaRecorder, recording_errors
 from sdcontrol.engine.graphs import uncapturable
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.packing import PageTable, Segment
-from sdcontrol.engine.profiling import _seconds, measure_ceilings
 from sdcontrol.engine.sampling import Row, RowSampler, process_rows, sample_rows
 from sdcontrol.engine.walk import take_rows
 from sdcontrol.errors import ConfigError
@@ -376,8 +376,15 @@ def test_a_gpu_copies_at_a_rate_that_the_hosts_clock_cannot_show() -> None:
     found = measure_ceilings(CUDA, torch.bfloat16)
     source = torch.randint(256, (1 << 30,), dtype=torch.uint8, device=CUDA)
     copy = torch.empty_like(source)
-    seconds = min(_seconds(lambda: copy.copy_(source), CUDA) for _ in range(10))
+    seconds = min(seconds_of(lambda: copy.copy_(source), CUDA) for _ in range(10))
     assert 0.99 < found.bytes_per_second / (2.0 * (1 << 30) / seconds) < 1.5
+
+
+def test_a_shorter_look_sees_about_the_same_ceilings() -> None:
+    """What an engine takes for a GPU that no table knows."""
+    short, long = ceilings_of(CUDA, torch.bfloat16), measure_ceilings(CUDA, torch.bfloat16)
+    assert 0.7 < short.bytes_per_second / long.bytes_per_second < 1.4
+    assert 0.5 < short.flops_per_second / long.flops_per_second < 1.4
 
 
 def test_a_forward_is_timed_by_the_devices_own_clock() -> None:

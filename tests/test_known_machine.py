@@ -11,11 +11,13 @@ from transformers import PreTrainedModel
 from benchmarks.known_machine import CONTEXTS, MACHINE, Cell, rate_of
 from benchmarks.simulated_regret import KINDS
 from sdcontrol.controller import Controller
+from sdcontrol.engine.ceilings import Ceilings
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.loop import Engine
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators import hardware, shapes
 from sdcontrol.estimators.cost import OnlineCost
+from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.known_machine import KnownMachine, find_known
 from sdcontrol.estimators.roofline import Forward
 from sdcontrol.estimators.uninformed import UninformedCost
@@ -57,6 +59,14 @@ TOKENS = np.array([1.0, 16.0, 64.0, 512.0])
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA RTX A6000", "A6000"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 3090", "RTX-3090"),
+        ("NVIDIA GeForce RTX 5090", "RTX-5090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A30", "A30"),
+        ("NVIDIA A40", "A40"),
     ],
 )
 def test_devices_are_known_by_the_names_that_drivers_give(device: str, name: str) -> None:
@@ -85,6 +95,45 @@ def test_what_is_not_known_changes_nothing(
     controller.runs_on(device, models)
     assert controller.machine is None
     assert controller.cost is cost
+
+
+def test_of_a_device_that_no_table_knows_ceilings_are_measured_where_that_says_something() -> None:
+    asked: list[str] = []
+
+    def seen() -> Ceilings:
+        asked.append("ceilings")
+        return Ceilings(800e12, 4.25e12, 141e9)  # as an H200's were
+
+    assert find_known("NVIDIA H200", {"target": CONFIG}, seen) == find_known(
+        "NVIDIA H200", {"target": CONFIG}
+    )
+    assert find_known("NVIDIA H300", {"target": {"model_type": "mamba"}}, seen) is None
+    assert asked == []
+    controller = Controller("goodput")
+    controller.runs_on("NVIDIA H300", {"target": CONFIG}, seen)
+    assert asked == ["ceilings"]
+    machine = controller.machine
+    assert machine is not None
+    assert machine.hardware == Hardware("NVIDIA H300", 800e12, 4.25e12, 141e9)
+    known = find_known("NVIDIA H200", {"target": CONFIG})
+    assert known is not None
+    for tokens in TOKENS:  # what is reached of either is about the same
+        start = float(controller.cost.verify_seconds(tokens, 4096.0, 1))
+        assert start == pytest.approx(
+            float(known.cost().verify_seconds(tokens, 4096.0, 1)), rel=0.05
+        )
+
+
+def test_a_device_whose_ceilings_cannot_be_measured_is_as_before() -> None:
+    def fail() -> Ceilings:
+        raise RuntimeError("out of memory")
+
+    controller = Controller("goodput")
+    cost = controller.cost
+    with pytest.raises(RuntimeError, match="out of memory"):
+        controller.runs_on("NVIDIA H300", {"target": CONFIG}, fail)
+    assert controller.cost is cost
+    assert controller.machine is None
 
 
 def test_drafters_that_are_no_model_of_known_size_take_the_share_that_is_assumed_elsewhere() -> (
@@ -161,6 +210,23 @@ def test_an_engine_says_what_runs_where_and_a_recording_keeps_it(
     bare = Controller("goodput", max_draft_tokens=controller.max_draft_tokens, clock=None)
     assert type(bare.cost) is OnlineCost
     assert not replay_exactly(trace, bare).is_exact  # it matters
+
+
+def test_an_engine_measures_a_gpu_that_no_table_knows_and_a_recording_keeps_what_it_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Ceilings(8e12, 4e11, 8e9)
+    monkeypatch.setattr("sdcontrol.engine.parts.device_name", lambda device: "NVIDIA H300")
+    monkeypatch.setattr("sdcontrol.engine.parts.to_measure", lambda device, dtype: lambda: seen)
+    controller = Controller("goodput")
+    with Recorder(controller, tmp_path / "trace") as recorder:
+        _decode(tiny_model(), tiny_model(num_hidden_layers=1), recorder)
+    machine = controller.machine
+    assert machine is not None
+    assert machine.hardware == Hardware("NVIDIA H300", 8e12, 4e11, 8e9)
+    assert machine.draft_models["draft_model"].num_layers == 1
+    assert Trace(tmp_path / "trace").machine == machine
+    assert replay_exactly(tmp_path / "trace").is_exact
 
 
 def test_on_a_device_that_is_not_known_sizes_say_what_a_catch_up_takes(tmp_path: Path) -> None:

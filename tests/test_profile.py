@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 import sdcontrol
 from sdcontrol.cli import main
-from sdcontrol.engine import profiling
+from sdcontrol.engine import ceilings, profiling
+from sdcontrol.engine.ceilings import ceilings_of, measure_ceilings, to_measure
 from sdcontrol.engine.packing import pack
 from sdcontrol.engine.profiling import (
     StepShape,
     describe_machine,
-    measure_ceilings,
     measure_steps,
     step_shapes,
 )
@@ -58,8 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's ceilings are known already: that saves a second."""
-    known = profiling.Ceilings(1e12, 5e10, 32e9)
-    monkeypatch.setattr(profiling, "measure_ceilings", lambda device, dtype: known)
+    known = ceilings.Ceilings(1e12, 5e10, 32e9)
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda device, dtype: known)
 
 
 # ---- what is measured
@@ -87,12 +87,35 @@ def test_ceilings_are_timed_by_the_devices_own_clock_where_it_has_one(
         def seconds(self) -> float:
             return 0.5
 
-    monkeypatch.setattr(profiling, "marks_of", lambda device: Marks())
+    monkeypatch.setattr(ceilings, "marks_of", lambda device: Marks())
     monkeypatch.setattr(torch, "mm", lambda *_, out: seen.append("product"))
     found = measure_ceilings(CPU, torch.float32)
     assert found.flops_per_second == 2.0 * 1024**3 / 0.5
     assert found.bytes_per_second == 2.0 * 2**27 / 0.5
     assert seen[-4:] == ["product", "mark", "product", "mark"]  # busy when the clock starts
+
+
+def test_an_engine_measures_once_and_takes_a_quarter_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+    plain = Tensor.copy_
+
+    def copying(target: Tensor, source: Tensor) -> Tensor:
+        sizes.append(source.nbytes)
+        return plain(target, source)
+
+    monkeypatch.setattr(Tensor, "copy_", copying)
+    ceilings_of.cache_clear()
+    found = ceilings_of(CPU, torch.float32)
+    assert set(sizes) == {1 << 25}
+    assert 1e8 < found.flops_per_second < 1e17
+    assert ceilings_of(CPU, torch.float32) is found
+
+
+def test_only_a_gpus_ceilings_are_what_its_steps_start_from() -> None:
+    assert to_measure(CPU, torch.float32) is None
+    assert to_measure(torch.device("cuda:1"), torch.bfloat16) is not None  # nothing is measured yet
 
 
 def test_what_is_copied_is_random(monkeypatch: pytest.MonkeyPatch) -> None:

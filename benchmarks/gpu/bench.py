@@ -15,7 +15,7 @@ from benchmarks.gpu.decoder import Decoder, DecoderSpec
 from benchmarks.gpu.floors import Need, Rates, kv_bytes, score_bytes, weight_bytes
 from benchmarks.gpu.models import random_llama
 from benchmarks.gpu.scale import Scale
-from sdcontrol.engine.profiling import measure_ceilings
+from sdcontrol.engine.ceilings import measure_ceilings
 
 __all__ = ["Bench", "Budget"]
 

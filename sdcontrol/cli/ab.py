@@ -153,15 +153,14 @@ def runner_of(experiment: "Experiment") -> "Runner":
 
 def _hardware(experiment: "Experiment", target: "PreTrainedModel") -> "Hardware":
     """The ceilings of the machine: of its profile, or measured, which takes a second."""
-    from sdcontrol.engine.profiling import measure_ceilings
+    from sdcontrol.engine.ceilings import measure_ceilings
     from sdcontrol.estimators.hardware import Hardware
     from sdcontrol.estimators.machine_profile import read_profile
 
     if experiment.profile is not None:
         return read_profile(Path(experiment.profile)).hardware
-    found = measure_ceilings(target.device, target.dtype)
-    name = f"measured on {target.device}"
-    return Hardware(name, found.flops_per_second, found.bytes_per_second, found.memory_bytes)
+    seen = measure_ceilings(target.device, target.dtype)
+    return Hardware.seen(f"measured on {target.device}", seen)
 
 
 def _show(results: "Results", folder: Path) -> None:

@@ -156,10 +156,9 @@ def _dtype(
 
 
 def _hardware(name: str, device: "torch.device", dtype: "torch.dtype") -> Hardware:
-    from sdcontrol.engine.profiling import measure_ceilings
+    from sdcontrol.engine.ceilings import measure_ceilings
 
-    found = measure_ceilings(device, dtype)
-    return Hardware(name, found.flops_per_second, found.bytes_per_second, found.memory_bytes)
+    return Hardware.seen(name, measure_ceilings(device, dtype))
 
 
 def _measure_models(

@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sdcontrol.core import Planner
 from sdcontrol.engine.backends import device_name
+from sdcontrol.engine.ceilings import to_measure
 from sdcontrol.engine.config import EngineConfig
 from sdcontrol.engine.device_step import answers_on_device, verify_of
 from sdcontrol.engine.drafters.build import DrafterSpecs, allowed_families, build_drafters
@@ -199,7 +200,9 @@ class EngineParts:
         self.planner = PlannerGuard(planner)
         self.planner.tell("pad_to", self.token_edges)
         self.planner.tell("draft_at_most", self.config.max_draft_tokens)
-        self.planner.tell("runs_on", device_name(self.runner.device), self._host.model_configs)
+        device, configs = self.runner.device, self._host.model_configs
+        ceilings = to_measure(device, self.model.dtype)
+        self.planner.tell("runs_on", device_name(device), configs, ceilings)
         if (
             self._overlaps
             and answers_on_device(self.verifier)

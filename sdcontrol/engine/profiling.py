@@ -1,4 +1,4 @@
-"""How fast this machine copies and multiplies, and what a model's forwards take on it.
+"""What a model's forwards take on this machine, and what machine that is.
 
 Knows torch and models; nothing of rooflines, calibration or files. Contexts are filled directly: a
 forward reads as many keys and values as after a real prompt, but nobody computed them.
@@ -6,7 +6,6 @@ forward reads as many keys and values as after a real prompt, but nobody compute
 
 import itertools
 import math
-import os
 import platform
 import random
 import statistics
@@ -20,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sdcontrol.engine.backends import device_scope
-from sdcontrol.engine.clock import marks_of
+from sdcontrol.engine.ceilings import seconds_of
 from sdcontrol.engine.config import EngineConfig, Memory, cache_blocks
 from sdcontrol.engine.graphs import attach_graphs
 from sdcontrol.engine.packing import PageTable, Segment
@@ -29,28 +28,16 @@ from sdcontrol.engine.stats import GraphStats
 from sdcontrol.errors import ConfigError
 
 __all__ = [
-    "Ceilings",
     "StepMeasurement",
     "StepShape",
     "describe_machine",
-    "measure_ceilings",
     "measure_steps",
     "step_shapes",
 ]
 
 _BLOCK_SIZE = 16
-_TRIES = 5
 _MOST_DRAFT_TOKENS = 64  # longer steps are prefill, without graphs
 _KV_SPREAD = 0.05  # of keys and values made up; nothing depends on it
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """The most that a device was seen to do."""
-
-    flops_per_second: float  # multiplying square matrices of the dtype
-    bytes_per_second: float  # read and written, copying
-    memory_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +78,6 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
     }
-
-
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """The best of a few tries; about a second."""
-    is_gpu = device.type == "cuda"
-    side, num_bytes = (8192, 1 << 30) if is_gpu else (1024, 1 << 27)
-    # Random, as weights are: ones take less power, for a rate that no model reaches.
-    source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
-    copy = torch.empty_like(source)
-    left = torch.randn((side, side), device=device).to(dtype)
-    product = torch.empty_like(left)
-
-    def best_of(work: Callable[[], object]) -> float:
-        return min(_busy_seconds(work, device) for _ in range(_TRIES + 1))
-
-    copying = best_of(lambda: copy.copy_(source))
-    multiplying = best_of(lambda: torch.mm(left, left, out=product))
-    return Ceilings(2.0 * side**3 / multiplying, 2.0 * num_bytes / copying, _memory_bytes(device))
 
 
 def step_shapes(
@@ -194,7 +163,7 @@ def _config_for(shapes: Sequence[StepShape]) -> EngineConfig:
 def _forward_seconds(runner: ModelRunner, shape: StepShape) -> float:
     segments = [_segment(shape, row) for row in range(shape.batch_size)]
     with device_scope(runner.device):
-        return _seconds(lambda: runner.forward(segments), runner.device)
+        return seconds_of(lambda: runner.forward(segments), runner.device)
 
 
 def _segment(shape: StepShape, row: int) -> Segment:
@@ -218,37 +187,6 @@ def _fill(runner: ModelRunner) -> None:
     generator = torch.Generator(runner.device).manual_seed(0)
     for tensor in (*runner.cache.keys, *runner.cache.values):
         tensor.normal_(std=_KV_SPREAD, generator=generator)
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
-    started = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - started
-
-
-def _busy_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """By the device's own clock, where it has one: neither the launch nor the wait is in it."""
-    marks = marks_of(device)
-    if marks is None:
-        return _seconds(work, device)
-    work()  # what follows is asked for while the device is busy with it
-    marks.add()
-    work()
-    marks.add()
-    return marks.seconds()
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _memory_bytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _processor() -> str:

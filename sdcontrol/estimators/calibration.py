@@ -29,7 +29,17 @@ from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError
 from sdcontrol.estimators.roofline import Calibration, Forward
 
-__all__ = ["LEAST_EFFICIENCY", "MOST_EFFICIENCY", "PlainStep", "fit", "read_plain_steps"]
+__all__ = [
+    "LEAST_EFFICIENCY",
+    "MOST_EFFICIENCY",
+    "OF_SEEN_CEILINGS",
+    "PlainStep",
+    "fit",
+    "read_plain_steps",
+]
+
+OF_SEEN_CEILINGS = Calibration(bandwidth_efficiency=0.9, compute_efficiency=0.9)
+"""What is reached of ceilings that were measured; 0.8 and 0.7 are for a vendor's."""
 
 _TOKEN_SHARE = 0.5  # of what a request of one token adds
 LEAST_EFFICIENCY, MOST_EFFICIENCY = 0.25, 1.0  # of the bandwidth, that a fit may find

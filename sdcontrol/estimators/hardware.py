@@ -1,9 +1,10 @@
 """What a machine can do at most: arithmetic, memory bandwidth, capacity, interconnect.
 
 Knows nothing of models. `HARDWARE` holds the vendor's figures per device, dense (no sparsity), from
-NVIDIA's data sheets: A100 (2021), H100, H100 NVL and H200 (2024), HGX B200 (2025), L4, L40 and L40S (2023), RTX A6000
-(2021), and the Ada whitepaper for the RTX 4090 (bf16 with fp32 accumulation). A CPU has no sheet worth
-the name: `measure` finds its ceilings.
+NVIDIA's data sheets: A100, A10, A30 and A40 (2021), H100, H100 NVL, H200, H20 and GH200 (2024), HGX B200 (2025), L4,
+L40, L40S and RTX 6000 Ada (2023), RTX A6000 (2021), and the whitepapers for the RTX 3090, 4090 and 5090 (bf16 with
+fp32 accumulation). A CPU has no sheet worth the name: `measure` finds its ceilings. So do engines those of
+a GPU that is not in the table.
 """
 
 import math
@@ -13,12 +14,32 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import numpy as np
 
 from sdcontrol.errors import ConfigError, UnknownName
 
-__all__ = ["HARDWARE", "Hardware", "by_name", "measure"]
+__all__ = ["HARDWARE", "Ceilings", "Hardware", "by_name", "measure"]
+
+
+class Ceilings(Protocol):
+    """What a device was seen to do at most."""
+
+    @property
+    def flops_per_second(self) -> float:
+        """Multiplying matrices of the dtype of the weights."""
+        ...
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Read and written, copying."""
+        ...
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of memory, in all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +66,13 @@ class Hardware:
                 f"{self.hop_seconds}; both must be finite, and 0 or more"
             )
 
+    @classmethod
+    def seen(cls, name: str, ceilings: Ceilings) -> Self:
+        """A device that stands alone, by what was measured."""
+        return cls(
+            name, ceilings.flops_per_second, ceilings.bytes_per_second, ceilings.memory_bytes
+        )
+
     @property
     def ridge_flops_per_byte(self) -> float:
         """The arithmetic intensity from which on a kernel is compute-bound."""
@@ -67,12 +95,20 @@ HARDWARE: dict[str, Hardware] = {
         Hardware("H100-PCIe", 756e12, 2.0e12, 80e9, 64e9, _PCIE_HOP),
         Hardware("H100-NVL", 835.5e12, 3.9e12, 94e9, 64e9, _PCIE_HOP),
         Hardware("H200", 989e12, 4.8e12, 141e9, 450e9, _NVLINK_HOP),
+        Hardware("H20", 148e12, 4.0e12, 96e9, 450e9, _NVLINK_HOP),
+        Hardware("GH200", 989e12, 4.0e12, 96e9, 450e9, _NVLINK_HOP),
         Hardware("B200", 2250e12, 8.0e12, 180e9, 900e9, _NVLINK_HOP),
         Hardware("L4", 121e12, 0.3e12, 24e9, 32e9, _PCIE_HOP),
         Hardware("L40", 181e12, 0.864e12, 48e9, 32e9, _PCIE_HOP),
         Hardware("L40S", 362e12, 0.864e12, 48e9, 32e9, _PCIE_HOP),
+        Hardware("A10", 125e12, 0.6e12, 24e9, 32e9, _PCIE_HOP),
+        Hardware("A30", 165e12, 0.933e12, 24e9, 32e9, _PCIE_HOP),
+        Hardware("A40", 149.7e12, 0.696e12, 48e9, 56e9, _PCIE_HOP),
         Hardware("A6000", 154.8e12, 0.768e12, 48e9, 56e9, _PCIE_HOP),
+        Hardware("RTX-6000-Ada", 364.2e12, 0.96e12, 48e9, 32e9, _PCIE_HOP),
+        Hardware("RTX-3090", 71e12, 0.936e12, 24e9, 32e9, _PCIE_HOP),
         Hardware("RTX-4090", 165.2e12, 1.008e12, 24e9, 32e9, _PCIE_HOP),
+        Hardware("RTX-5090", 209.5e12, 1.792e12, 32e9, 64e9, _PCIE_HOP),
     )
 }
 
@@ -107,9 +143,14 @@ _ALIASES = {
     "h10094gb": "H100-NVL",
     "h200141gb": "H200",
     "h200sxm": "H200",
+    "gh200480gb": "GH200",
     "rtxa6000": "A6000",
-    "4090": "RTX-4090",
-    "geforcertx4090": "RTX-4090",
+    "rtx6000adageneration": "RTX-6000-Ada",
+    **{
+        f"{prefix}{model}": f"RTX-{model}"
+        for prefix in ("", "geforcertx")
+        for model in ("3090", "4090", "5090")
+    },
 }
 
 

@@ -2,11 +2,12 @@
 
 Knows nothing of measurements; `machine_profile` does. The vendor's figures and what is usually reached
 of them say how a step's time depends on its tokens, on its context and on the drafter: a start, from
-which measurements go on. Where only the models are known, their sizes say how much less a draft model
-computes of a prompt than the target.
+which measurements go on. Of a device that no table knows, ceilings that somebody measured say the same.
+Where only the models are known, their sizes say how much less a draft model computes of a prompt than
+the target.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -15,24 +16,30 @@ import numpy as np
 from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError, UnknownName
 from sdcontrol.estimators import hardware, shapes
+from sdcontrol.estimators.calibration import OF_SEEN_CEILINGS
 from sdcontrol.estimators.cost import OnlineCost
-from sdcontrol.estimators.hardware import Hardware
-from sdcontrol.estimators.roofline import Forward, RooflineCost
+from sdcontrol.estimators.hardware import Ceilings, Hardware
+from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
 from sdcontrol.estimators.shapes import ModelShape
 from sdcontrol.estimators.uninformed import share_of
 
 __all__ = ["KnownMachine", "find_known"]
 
 _TARGET = "target"
+_OF_VENDOR = Calibration()
 
 
 @dataclass(frozen=True, slots=True)
 class KnownMachine:
-    """Models on one device, None where that is not known. `draft_models` go by family."""
+    """Models on one device, None where that is not known. `draft_models` go by family.
+
+    `calibration` is how far from the device's ceilings its steps are assumed to run.
+    """
 
     hardware: Hardware | None
     target: ModelShape
     draft_models: Mapping[str, ModelShape] = field(default_factory=dict)
+    calibration: Calibration = _OF_VENDOR
 
     def online_cost(self, token_edges: Sequence[int] = ()) -> OnlineCost:
         """For a controller to start from."""
@@ -52,15 +59,21 @@ class KnownMachine:
                 "hardware is None, and a roofline needs it; take one from the table, or a profile"
             )
         drafting = {
-            family: Forward(shape, self.hardware) for family, shape in self.draft_models.items()
+            family: Forward(shape, self.hardware, calibration=self.calibration)
+            for family, shape in self.draft_models.items()
         }
-        return _Assumed(Forward(self.target, self.hardware), drafting)
+        return _Assumed(Forward(self.target, self.hardware, calibration=self.calibration), drafting)
 
 
-def find_known(device: str, models: Mapping[str, Mapping[str, object]]) -> KnownMachine | None:
+def find_known(
+    device: str,
+    models: Mapping[str, Mapping[str, object]],
+    ceilings: Callable[[], Ceilings] | None = None,
+) -> KnownMachine | None:
     """What is known of models on `device`, by the name that its driver gives; None where that says nothing.
 
-    `models` are parsed `config.json`s by role: "target", and families of draft models.
+    `models` are parsed `config.json`s by role: "target", and families of draft models. `ceilings` measures
+    the device's; it is asked only where the models are known and the device is not.
     """
     try:
         draft_models = {role: _shape(config) for role, config in models.items()}
@@ -69,7 +82,11 @@ def find_known(device: str, models: Mapping[str, Mapping[str, object]]) -> Known
         return None
     try:
         return KnownMachine(hardware.by_name(device), target, draft_models)
-    except UnknownName:  # sizes alone say something of draft models
+    except UnknownName:
+        if ceilings is not None:
+            seen = Hardware.seen(device, ceilings())
+            return KnownMachine(seen, target, draft_models, OF_SEEN_CEILINGS)
+        # sizes alone say something of draft models
         return KnownMachine(None, target, draft_models) if draft_models else None
 
 

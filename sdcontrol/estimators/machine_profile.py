@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sdcontrol.core import FloatArray
 from sdcontrol.errors import ConfigError
+from sdcontrol.estimators.calibration import OF_SEEN_CEILINGS
 from sdcontrol.estimators.config_numbers import MOST
 from sdcontrol.estimators.hardware import Hardware
 from sdcontrol.estimators.roofline import Calibration, Forward, RooflineCost
@@ -36,8 +37,6 @@ SCHEMA_VERSION: Literal[1] = 1
 LEAST_STEPS = 3
 """Of a model, that a calibration takes."""
 _STORED = ("weight_bytes", "attention_bytes", "head_bytes", "kv_bytes")  # a dtype, to a shape
-_REACHED = Calibration(bandwidth_efficiency=0.9, compute_efficiency=0.9)
-"""Of measured ceilings; 0.8 and 0.7 are for a vendor's."""
 
 
 class _Record(BaseModel):
@@ -105,8 +104,8 @@ class MachineProfile(_Record):
         """Fitted on the steps of the model of this shape; of measured ceilings where those are too few."""
         steps = self.steps(shape)
         if len(steps) < LEAST_STEPS:
-            return _REACHED
-        return calibrate(Forward(shape, self.hardware, calibration=_REACHED), steps)
+            return OF_SEEN_CEILINGS
+        return calibrate(Forward(shape, self.hardware, calibration=OF_SEEN_CEILINGS), steps)
 
     def cost(self) -> RooflineCost:
         """What steps of the measured models cost here: for a replay, or as `OnlineCost`'s prior.

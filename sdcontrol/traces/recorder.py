@@ -9,7 +9,7 @@ engines or tensors. Should writing fail, the run goes on and the trace ends ther
 
 import atexit
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -91,9 +91,9 @@ class Recorder:
         """Tell the planner how long drafts may be, and keep it: choices depend on it."""
         self._tell("draft_at_most", max_draft_tokens)
 
-    def runs_on(self, device: str, models: Mapping[str, Mapping[str, object]]) -> None:
+    def runs_on(self, device: str, *told: object) -> None:
         """Tell the planner what runs on which device, and keep what it makes of that: prices start from it."""
-        self._tell("runs_on", device, models)
+        self._tell("runs_on", device, *told)
 
     def price_by(self, machine: KnownMachine) -> None:
         """The same of a machine that is known already, as a simulation tells it."""
