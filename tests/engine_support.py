@@ -21,6 +21,7 @@ from sdcontrol.core import BatchView, Choice, Confidence, Observation, Plan
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request
+from sdcontrol.refusals import check_observation
 
 _PACKAGE = str(Path(sdcontrol.__file__).parent)
 VOCAB = 61
@@ -343,6 +344,8 @@ def run_checked(engine: Engine) -> dict[str, Request]:
         for event in engine.take_events():
             said.setdefault(event.request_id, []).extend(event.tokens)
     assert said == {name: request.output for name, request in finished.items()}
+    for observation in getattr(engine.planner._planner, "observations", ()):
+        check_observation(observation)  # which the engine vouches for
     return finished
 
 

@@ -34,7 +34,14 @@ from sdcontrol.engine.kv_cache import KVCache
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.runner import ModelRunner
 from sdcontrol.engine.stats import EngineStats, Tally
-from sdcontrol.errors import ConfigError, RequestRefused, SdcontrolError, UnsupportedGeneration
+from sdcontrol.errors import (
+    ConfigError,
+    ObservationError,
+    RequestRefused,
+    SdcontrolError,
+    UnsupportedGeneration,
+)
+from sdcontrol.refusals import check_observation
 from tests.engine_support import (
     VOCAB,
     ForcedPlanner,
@@ -540,6 +547,17 @@ def test_stats_are_those_of_every_step_whenever_they_are_asked_for(
     assert len(observations) > 20
     assert told(seldom.stats) == told(alone)
     assert seldom.stats is seldom.stats
+
+
+def test_an_engine_vouches_for_what_it_observed_and_for_nothing_that_was_changed_since(
+    observed: tuple[list[Observation], Engine],
+) -> None:
+    for one in observed[0]:
+        check_observation(one)  # as if it had not
+        one.check()
+        with pytest.raises(ObservationError):
+            replace(one, accepted=(*one.accepted, 1)).check()
+    assert any(one.view.requests for one in observed[0])
 
 
 def test_paths_through_trees_are_observed() -> None:

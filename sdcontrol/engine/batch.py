@@ -158,7 +158,7 @@ class Batch:
         """What came of the step, for the requests of the view."""
         own = verdicts[: len(self.decoding)]
         are_chains = all(piece.draft.is_chain for piece in self.decoding)
-        return Observation(
+        observation = Observation(
             view=view,
             plan=plan,
             drafted=drafts.drafted,
@@ -172,6 +172,8 @@ class Batch:
             faults=faults,
             launched_ahead=self._num_unknown > 0,
         )
+        object.__setattr__(observation, "_is_sound", True)  # counted here, or vetted
+        return observation
 
 
 def _output(piece: Piece, verdict: Verdict) -> list[int]:
