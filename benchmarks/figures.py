@@ -145,12 +145,16 @@ def simulated_regret() -> str:
 
 
 def simulated_promise() -> str:
-    """By batch size, and by acceptance."""
+    """By batch size and by acceptance; on machines with shorter steps all in one."""
     found = results("simulated_promise")
     rows = []
-    for key, kind in (("batch_size", "batch"), ("acceptance", "acceptance"), ("", "all")):
-        for value in sorted({row[key] for row in found["results"]}) if key else [""]:
-            mine = [row for row in found["results"] if not key or row[key] == value]
+    usual, *faster = dict.fromkeys(row["machine"] for row in found["results"])
+    groups = [("batch_size", "batch", usual), ("acceptance", "acceptance", usual)]
+    groups += [("", f"all, {machine}", machine) for machine in (usual, *faster)]
+    for key, kind, machine in groups:
+        here = [row for row in found["results"] if row["machine"] == machine]
+        for value in sorted({row[key] for row in here}) if key else [""]:
+            mine = [row for row in here if not key or row[key] == value]
             best, none, rival = (
                 [row[name] for row in mine]
                 for name in ("of_best_fixed", "of_none", "whole_of_rival")

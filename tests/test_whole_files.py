@@ -46,6 +46,26 @@ def test_a_result_that_does_not_fit_leaves_the_last_one(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_where_nothing_may_be_written_is_said_before_the_work_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    may = os.access
+
+    def access(path: str | Path, mode: int) -> bool:  # whoever is root may write anywhere
+        return Path(path) != closed and Path(path).parent != closed and may(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr("sdcontrol.cli.inspect.find_trace", lambda given: Path(given))
+    for path in (closed / "new.json", closed / "old.json"):
+        assert main(["inspect", "no trace at all", "--json", str(path)]) == 2
+        assert f"{path.name} cannot be written: there is no permission" in capsys.readouterr().err
+        (closed / "old.json").write_text("{}")
+    assert main(["inspect", "no trace at all", "--json", str(tmp_path / "result.json")]) == 2
+    assert "permission" not in capsys.readouterr().err
+
+
 def test_a_file_keeps_its_mode_and_a_link_its_target(tmp_path: Path) -> None:
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"before")

@@ -45,6 +45,10 @@ def check_writable(*paths: str | None, inputs: Iterable[str | Path | None] = ())
             )
         if not Path(path).parent.is_dir() or Path(path).is_dir():
             raise ConfigError(f"{path} cannot be written: it is a folder, or is in none")
+        if not any(os.access(where, os.W_OK) for where in (path, Path(path).parent)):
+            raise ConfigError(
+                f"{path} cannot be written: there is no permission; give another path"
+            )
         place = _place(path)
         is_read = place in taken or (place.parent in taken and _is_of_trace(place))
         if is_read and (place.is_file() or not place.exists()):

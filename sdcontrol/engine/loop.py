@@ -64,7 +64,10 @@ class Engine(EngineSteps):
         self._is_amid_step = False
 
     def run(self) -> dict[str, Request]:
-        """Step until nothing is left to do; the finished requests by id."""
+        """Step until nothing is left to do; the finished requests by id.
+
+        Events are kept for `take_events`: whoever runs for hours takes them, and may drop them.
+        """
         finished: dict[str, Request] = {}
         while self._intake.live:
             self.step()

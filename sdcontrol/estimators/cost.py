@@ -154,6 +154,10 @@ class OnlineCost:
         typical = self.overhead_seconds()
         return self._overhead.by_kind or Overheads(typical, typical)
 
+    def waited_seconds(self) -> float:
+        """What a step without drafts costs beside its forward where it is not launched ahead, if `overheads` differ."""
+        return self._overhead.waited
+
     def step_table(
         self, first_tokens: int, most_draft_tokens: int, kv_tokens: float, num_requests: int
     ) -> FloatArray:

@@ -39,10 +39,14 @@ class LearntOverhead:
         self.is_hidden = False
         self.typical: float | None = None  # of either kind; None: nothing was measured
         self.by_kind: Overheads | None = None  # None: not told apart
+        self.waited = 0.0  # of a plain step between others with drafts, where they are told apart
         self.share = 0.0  # of a forward, that a step with drafts takes more beside it
         self._last: deque[float] = deque(maxlen=_STEPS)
         self._plain: deque[float] = deque(maxlen=_STEPS)  # per request
         self._drafting: deque[float] = deque(maxlen=_STEPS)
+        self._waited: deque[float] = deque(
+            maxlen=_STEPS
+        )  # of plain steps that were not launched ahead
         self._has_drafted = False  # in the last step
         self._age = 0  # steps since the last one of the other kind
 
@@ -61,13 +65,15 @@ class LearntOverhead:
         if not self.is_hidden:
             return
         work = _BASE_REQUESTS + num_requests
-        if drafts or is_ahead:
-            (self._drafting if drafts else self._plain).append(seconds / work)
+        kind = self._drafting if drafts else self._plain if is_ahead else self._waited
+        kind.append(seconds / work)
         self._age = self._age + 1 if drafts == self._has_drafted else 0
         self._has_drafted = drafts
         plain, drafting = self._believed()
         is_seen = (drafting - plain) * work > _NOTICED * forward_seconds
         self.by_kind = Overheads(plain * work, drafting * work) if is_seen else None
+        is_known = len(self._waited) >= _FEWEST
+        self.waited = work * (median(self._waited) if is_known else drafting)
         self.share = (drafting - plain) * work / forward_seconds if is_seen else 0.0
 
     def _believed(self) -> Overheads:

@@ -38,6 +38,7 @@ __all__ = [
     "round_kv_tokens",
     "sparse_budget",
     "step_seconds",
+    "waited_of",
 ]
 
 
@@ -116,6 +117,12 @@ def overheads_of(cost: Cost) -> Overheads:
         return overheads()
     seconds = cost.overhead_seconds()
     return Overheads(seconds, seconds)
+
+
+def waited_of(cost: Cost) -> float:
+    """Seconds beside its forward of a step without drafts that is not launched ahead; 0 where a cost has none of its own."""
+    waited: Callable[[], float] | None = getattr(cost, "waited_seconds", None)
+    return waited() if waited is not None else 0.0
 
 
 def forward_seconds(

@@ -16,6 +16,7 @@ from sdcontrol.compiled import compiled
 from sdcontrol.core import BatchView, Belief, Cost, FloatArray, Plan
 from sdcontrol.estimators.confidence import GIVEN, Given, condition
 from sdcontrol.estimators.correction import CORRECTION, Correction, correct
+from sdcontrol.estimators.overhead import Overheads
 from sdcontrol.estimators.price import has_terms
 from sdcontrol.estimators.pricing import PRICING, read_off, tabled
 from sdcontrol.estimators.survival import TERMS, Survival, Terms, believe
@@ -65,6 +66,7 @@ def answer_at_once(
     pace: Pace = SAME,
     *,
     prompts: Prompts | None = None,
+    beside: Overheads | None = None,
 ) -> Answered | None:
     """What `maximise(read(...))` answers; None where it has to be asked."""
     survival, cost, said = belief.survival, belief.cost, said_of(view)
@@ -80,7 +82,7 @@ def answer_at_once(
         (layout.rows, layout.budgets, layout.family),
         (*prices.pricing, prices.edges, prices.lines),
         (
-            (*prices.beside, prices.padding, float(said.kv_tokens)),
+            (*(beside or prices.beside), prices.padding, float(said.kv_tokens)),
             view.free_kv_tokens,
             horizon,
             _beside(view, cost, prompts),

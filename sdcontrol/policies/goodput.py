@@ -4,12 +4,14 @@ Knows no engine and no estimator: survival and cost come with the belief. How th
 found is in `maximise`; this file says what is asked for, and when.
 """
 
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
 
 from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
+from sdcontrol.policies.ahead import Ahead, Ask, Ways
 from sdcontrol.policies.at_once import Answered, answer_at_once, refine_at_once
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.first_uses import FirstUses, waits
@@ -79,20 +81,22 @@ class Goodput(Policy):
         self.probing = Probing(probe_share, probe_tokens, self.stretches)
         self.taking_up = TakingUp(self.stretches)
         self.first_uses = FirstUses()
+        self.ahead = Ahead()
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The plan of most expected tokens per second, and now and then a probe."""
         if not view.requests:
             return Plan.off(view)
-        horizon, pace = self.stretches.horizon, self._pace(view)
+        pace, ways = self._pace(view), self.ahead.ways(belief.cost)
         may_probe, takes_up = self.probing.looks(view), self.taking_up.looks(view, pace.numbers[3])
-        is_usual = not (may_probe or takes_up)
-        answered = None
-        if is_usual:
-            answered = answer_at_once(view, belief, horizon, pace, prompts=self.prompts)
+        ask = partial(
+            answer_at_once, view, belief, self.stretches.horizon, pace, prompts=self.prompts
+        )
+        beside = None if ways is None else ways[self.ahead.waits]
+        answered = None if may_probe or takes_up else ask(beside=beside)
         if answered is not None:
-            return self.first_uses.limited(view, _plan(answered), belief.cost)
-        problem = read(view, belief, horizon)
+            return self._said(view, belief, answered, ways, ask)
+        problem = read(view, belief, self.stretches.horizon, beside)
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
         if takes_up:
@@ -102,11 +106,18 @@ class Goodput(Policy):
         verify = problem.verify
         prices = verify.item(0), verify.item(-1), len(verify) - 1
         told = answer if weighed is problem else answer._replace(gain=tokens_of(problem, answer))
-        plan = _plan(Answered(problem.arms, problem.lengths, told, prices))
-        plan = self.first_uses.limited(view, plan, belief.cost)
+        answered = Answered(problem.arms, problem.lengths, told, prices)
+        plan = self._said(view, belief, answered, ways, ask)
         if self.taking_up.arm:
             return Plan(plan.choices, f"{plan.reason}; {self.taking_up.arm} is taken up by all")
         return self.probing.probe(view, plan, weighed, answer) if may_probe else plan
+
+    def _said(
+        self, view: BatchView, belief: Belief, answered: Answered, ways: Ways | None, ask: Ask
+    ) -> Plan:
+        """The plan of an answer, in words too, with few enough who begin to catch up."""
+        words = "" if ways is None else self.ahead.words(view, answered, ways, ask)
+        return self.first_uses.limited(view, _plan(answered, words), belief.cost)
 
     def may_repeat(self, plan: Plan) -> bool:
         """Whether `plan` may stand for another step; one that tries something, or lets somebody wait, may not."""
@@ -145,6 +156,7 @@ class Goodput(Policy):
         self.stretches.update(observation)
         self.first_uses.update(observation)
         self.prompts.update(observation)
+        self.ahead.update(observation)
         if self.worth is not None:
             self.worth.update(observation)
 
@@ -162,14 +174,12 @@ def _weighed(problem: Problem, view: BatchView, belief: Belief, pace: Pace) -> P
     return weigh_all(problem, least, columns_of(view).remaining_tokens, pace)
 
 
-def _plan(answered: Answered) -> Plan:
+def _plan(answered: Answered, words: str = "") -> Plan:
     """The plan, and in words what bounds the step, and the tokens per second to expect."""
     arms, lengths, answer, (first, last, drafts) = answered
     batch = len(answer.length)
     bound = _bound(first, last, drafts, batch)
-    reason = (
-        f"goodput: {bound}, {answer.rate:.4g} tokens/s expected, {batch / first:.4g} without drafts"
-    )
+    reason = f"goodput: {bound}, {answer.rate:.4g} tokens/s expected, {batch / first:.4g} without drafts{words}"
     return Plan(to_choices(arms, lengths, answer), reason)
 
 

@@ -25,10 +25,11 @@ from sdcontrol.estimators.price import (
     has_terms,
     overheads_of,
     padding_seconds,
+    waited_of,
 )
-from sdcontrol.estimators.pricing import PRIOR_ALONE, Pricing, tabled
+from sdcontrol.estimators.pricing import tabled
 from sdcontrol.policies.learned_cost import LearnedCost
-from sdcontrol.policies.learned_mixing import mean, means, mixed_lines, on_grid
+from sdcontrol.policies.learned_mixing import as_they_are, mean, means, mixed_lines, on_grid
 
 __all__ = ["MixedCost", "Speeds", "TermedMix"]
 
@@ -224,8 +225,12 @@ class MixedCost:
 
     def overheads(self) -> Overheads:
         """The same by kind, told apart as the online cost tells them."""
-        seconds, typical = self.overhead_seconds(), self.online.overhead_seconds()
-        return Overheads(*[seconds + kind - typical for kind in overheads_of(self.online)])
+        more = self.overhead_seconds() - self.online.overhead_seconds()
+        return Overheads(*[kind + more for kind in overheads_of(self.online)])
+
+    def waited_seconds(self) -> float:
+        """See `price.waited_of`."""
+        return waited_of(self.online) + self.overhead_seconds() - self.online.overhead_seconds()
 
     def _mixed(self, phase: str, online: FloatArray, learned: FloatArray) -> FloatArray:
         ratio = self.speeds.ratio(phase)
@@ -254,7 +259,7 @@ class TermedMix(MixedCost):
         today = speeds.ratio(VERIFY), speeds.weight
         load, shape = (float(kv_tokens), num_requests), (learned.knots, learned.verify, today)
         seconds = on_grid(*online.pricing, load, shape)
-        pricing = _as_they_are(online.pricing[0][0], seconds)
+        pricing = as_they_are(online.pricing[0][0], seconds)
         return StepTerms(
             pricing,
             online.edges,
@@ -293,8 +298,3 @@ def _nearer(running: float, log_error: float) -> float:
     if not math.isfinite(log_error):
         return running
     return running + _FORECAST_RATE * (min(abs(log_error), _MOST_ERROR) - running)
-
-
-def _as_they_are(grid: FloatArray, seconds: FloatArray) -> Pricing:
-    """What is priced as `seconds` on the grid."""
-    return (grid, seconds, seconds, np.zeros(len(grid))), (0.0, 0.0), PRIOR_ALONE

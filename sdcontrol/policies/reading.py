@@ -11,6 +11,7 @@ import numpy as np
 
 from sdcontrol.columns import NO_LIMIT, columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Cost, FloatArray, Plan, family_of
+from sdcontrol.estimators.overhead import Overheads
 from sdcontrol.estimators.price import (
     even_draft,
     is_tabled,
@@ -50,8 +51,10 @@ class Layout(NamedTuple):
     budgets: IntArray  # [arms], KV tokens that a round reads at most
 
 
-def read(view: BatchView, belief: Belief, horizon: Horizon) -> Problem | None:
-    """The problem of one step; None where nobody can draft.
+def read(
+    view: BatchView, belief: Belief, horizon: Horizon, beside: Overheads | None = None
+) -> Problem | None:
+    """The problem of one step; None where nobody can draft. `beside` is what the cost says unless given.
 
     A catch-up of seconds c is charged to the step in proportion to the tokens that it serves:
     c * (most tokens that the step can emit) / min(those of the remaining that it serves, horizon), at most c.
@@ -80,7 +83,7 @@ def read(view: BatchView, belief: Belief, horizon: Horizon) -> Problem | None:
     )
     gain, limit, reads, _, most_tokens = posed
     verify = _verify(view, cost, view.prefill_tokens, most_tokens)
-    plain, drafting = overheads_of(cost)
+    plain, drafting = beside or overheads_of(cost)
     if more := drafting - cost.overhead_seconds():
         verify += more
     if plain != drafting:

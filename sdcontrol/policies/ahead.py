@@ -1,0 +1,91 @@
+"""Are steps without drafts priced as if they were launched ahead, or as steps whose tokens are waited for?
+
+An engine that goes ahead hides the host's work in steps without drafts, as long as one follows another. Between
+steps with drafts none is hidden, though all would be without the drafts. So there are two ways to decide: by the
+price of a hidden step, which drafts where that beats never drafting, or by that of a step that waits, which drafts
+wherever the next tokens are known anyway. Neither is right everywhere, and a mix of both may be worse than either:
+the way is followed of which more tokens per second are expected in the long run. What the one that is followed
+expects is seen in each plan, and so is what the other one would: the best drafts are the same. A plan's reason says
+what was expected, so that this is a fold over observations.
+"""
+
+import re
+from typing import Protocol
+
+from sdcontrol.core import BatchView, Cost, Observation
+from sdcontrol.estimators.overhead import Overheads
+from sdcontrol.estimators.price import overheads_of, waited_of
+from sdcontrol.kept_choices import is_kept
+from sdcontrol.policies.at_once import Answered
+
+__all__ = ["Ahead", "Ask", "Ways"]
+
+_RATE = 1.0 / 32.0  # of the running tokens per second, per step
+_WORDS = re.compile(r", (\S+) if all wait, (\S+) in turns(, off)?")
+
+Ways = tuple[Overheads, Overheads]
+"""Seconds of a step beside forward and drafting: where plain steps are hidden, and where they wait."""
+
+
+class Ask(Protocol):
+    """Answers the step by other overheads; None where it cannot at once."""
+
+    def __call__(self, *, beside: Overheads) -> Answered | None:
+        """See `at_once.answer_at_once`."""
+        ...
+
+
+class Ahead:
+    """Which way is followed: the hidden one, until the other is expected to bring more."""
+
+    def __init__(self) -> None:
+        self._rates: tuple[float, float] | None = None  # tokens per second: hidden, waiting
+        self._is_hidden = True  # the next plain step, by the way that hides them
+
+    def ways(self, cost: Cost) -> Ways | None:
+        """None where it makes no difference: most costs, and all where nothing is launched ahead."""
+        hidden = overheads_of(cost)
+        waited = min(waited_of(cost), hidden.drafting)
+        return (hidden, hidden._replace(plain=waited)) if waited > hidden.plain else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the way that waits is followed."""
+        return self._rates is not None and self._rates[1] > self._rates[0]
+
+    def words(self, view: BatchView, answered: Answered, ways: Ways, ask: Ask) -> str:
+        """What either way is expected to bring after this step, `answered` by the one that is followed; empty beside a
+        prompt. `ask` answers by another.
+        """
+        answer, more = answered.answer, ways[1].plain - ways[0].plain
+        drafts = bool(answer.length.any())
+        # Whoever drafts by the price of a hidden step does so by that of one that waits, and alike.
+        waiting = answered if self.waits or drafts else ask(beside=ways[1])
+        if view.prefill_tokens or waiting is None:
+            return ""
+        batch, plain = float(len(view.requests)), answered.prices[0] - more * self.waits
+        is_off = not drafts or (self.waits and answer.rate * plain <= batch)
+        hidden = answer.gain, answer.seconds
+        if is_off:
+            hidden = batch, plain + more * (not self._is_hidden)
+        in_turns, if_all_wait = self._rates or (0.0, 0.0)
+        in_turns = _after(in_turns, *hidden, plain)
+        if_all_wait = _after(if_all_wait, waiting.answer.gain, waiting.answer.seconds, plain)
+        return f", {if_all_wait:.6g} if all wait, {in_turns:.6g} in turns{', off' * is_off}"
+
+    def update(self, observation: Observation) -> None:
+        """Take note of what the plan expected; of one that was put together from earlier ones nothing."""
+        plan = observation.plan
+        found = None if is_kept(plan) else _WORDS.search(plan.reason)
+        if found is None:
+            self._is_hidden = plan.is_off
+            return
+        self._rates = float(found[2]), float(found[1])
+        self._is_hidden = found[3] is not None
+
+
+def _after(rate: float, tokens: float, seconds: float, plain_seconds: float) -> float:
+    """A running rate after another step."""
+    if not rate:
+        return tokens / seconds
+    return rate + _RATE * (tokens - rate * seconds) / plain_seconds
