@@ -9,6 +9,7 @@ expects is seen in each plan, and so is what the other one would: the best draft
 what was expected, so that this is a fold over observations.
 """
 
+import math
 import re
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from sdcontrol.policies.at_once import Answered
 __all__ = ["Ahead", "Ask", "Ways"]
 
 _RATE = 1.0 / 32.0  # of the running tokens per second, per step
+_ASKED_STEPS = 4  # from one in which the other way is asked for to the next, where nobody drafts
 _WORDS = re.compile(r", (\S+) if all wait, (\S+) in turns(, off)?")
 
 Ways = tuple[Overheads, Overheads]
@@ -57,12 +59,14 @@ class Ahead:
         """What either way is expected to bring after this step, `answered` by the one that is followed; empty beside a
         prompt. `ask` answers by another.
         """
+        if view.prefill_tokens:
+            return ""
         answer, more = answered.answer, ways[1].plain - ways[0].plain
         drafts = bool(answer.length.any())
-        # Whoever drafts by the price of a hidden step does so by that of one that waits, and alike.
-        waiting = answered if self.waits or drafts else ask(beside=ways[1])
-        if view.prefill_tokens or waiting is None:
-            return ""
+        waiting: Answered | None = answered
+        if not (drafts or self.waits):  # else it is the same by the price of a step that waits
+            is_due = self._rates is None or view.step % _ASKED_STEPS == 0
+            waiting = ask(beside=ways[1]) if is_due else None
         batch, plain = float(len(view.requests)), answered.prices[0] - more * self.waits
         is_off = not drafts or (self.waits and answer.rate * plain <= batch)
         hidden = answer.gain, answer.seconds
@@ -70,7 +74,10 @@ class Ahead:
             hidden = batch, plain + more * (not self._is_hidden)
         in_turns, if_all_wait = self._rates or (0.0, 0.0)
         in_turns = _after(in_turns, *hidden, plain)
-        if_all_wait = _after(if_all_wait, waiting.answer.gain, waiting.answer.seconds, plain)
+        if waiting is not None:
+            weight = 1 if waiting is answered else _ASKED_STEPS
+            expected = waiting.answer.gain, waiting.answer.seconds
+            if_all_wait = _after(if_all_wait, *expected, plain, weight)
         return f", {if_all_wait:.6g} if all wait, {in_turns:.6g} in turns{', off' * is_off}"
 
     def update(self, observation: Observation) -> None:
@@ -84,8 +91,10 @@ class Ahead:
         self._is_hidden = found[3] is not None
 
 
-def _after(rate: float, tokens: float, seconds: float, plain_seconds: float) -> float:
-    """A running rate after another step."""
-    if not rate:
+def _after(
+    rate: float, tokens: float, seconds: float, plain_seconds: float, num_steps: int = 1
+) -> float:
+    """A running rate after another step, which stands for so many."""
+    if not 0.0 < rate < math.inf:
         return tokens / seconds
-    return rate + _RATE * (tokens - rate * seconds) / plain_seconds
+    return rate + num_steps * _RATE * (tokens - rate * seconds) / plain_seconds
