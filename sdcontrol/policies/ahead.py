@@ -22,7 +22,10 @@ from sdcontrol.policies.at_once import Answered
 __all__ = ["Ahead", "Ask", "Ways"]
 
 _RATE = 1.0 / 32.0  # of the running tokens per second, per step
-_ASKED_STEPS = 4  # from one in which the other way is asked for to the next, where nobody drafts
+_FEW = 16  # requests, of which a second search takes little
+_STEPS_OF_MANY = (
+    4  # of more: from one in which the other way is asked for to the next, where nobody drafts
+)
 _WORDS = re.compile(r", (\S+) if all wait, (\S+) in turns(, off)?")
 
 Ways = tuple[Overheads, Overheads]
@@ -42,6 +45,7 @@ class Ahead:
 
     def __init__(self) -> None:
         self._rates: tuple[float, float] | None = None  # tokens per second: hidden, waiting
+        self._steps = 0  # of which those were told
         self._is_hidden = True  # the next plain step, by the way that hides them
 
     def ways(self, cost: Cost) -> Ways | None:
@@ -61,24 +65,27 @@ class Ahead:
         """
         if view.prefill_tokens:
             return ""
-        answer, more = answered.answer, ways[1].plain - ways[0].plain
-        drafts = bool(answer.length.any())
-        waiting: Answered | None = answered
-        if not (drafts or self.waits):  # else it is the same by the price of a step that waits
-            is_due = self._rates is None or view.step % _ASKED_STEPS == 0
-            waiting = ask(beside=ways[1]) if is_due else None
-        batch, plain = float(len(view.requests)), answered.prices[0] - more * self.waits
-        is_off = not drafts or (self.waits and answer.rate * plain <= batch)
-        hidden = answer.gain, answer.seconds
-        if is_off:
-            hidden = batch, plain + more * (not self._is_hidden)
+        answer, batch = answered.answer, float(len(view.requests))
+        more = ways[1].plain - ways[0].plain
+        plain = answered.prices[0] - more * self.waits  # seconds of a hidden step
+        is_off = not answer.length.any() or (self.waits and answer.rate * plain <= batch)
+        seconds = plain + more * (not self._is_hidden) if is_off else answer.seconds
         in_turns, if_all_wait = self._rates or (0.0, 0.0)
-        in_turns = _after(in_turns, *hidden, plain)
+        weight = max(_RATE, 1.0 / (self._steps + 1.0))
+        in_turns = _after(in_turns, batch if is_off else answer.gain, seconds, weight / plain)
+        # Drafts that beat a hidden step are the best beside one that waits, too.
+        is_same = self.waits or not is_off
+        waiting, steps = (answered, 1) if is_same else self._asked(view, ways, ask)
         if waiting is not None:
-            weight = 1 if waiting is answered else _ASKED_STEPS
             expected = waiting.answer.gain, waiting.answer.seconds
-            if_all_wait = _after(if_all_wait, *expected, plain, weight)
+            if_all_wait = _after(if_all_wait, *expected, min(steps * weight, 1.0) / plain)
         return f", {if_all_wait:.6g} if all wait, {in_turns:.6g} in turns{', off' * is_off}"
+
+    def _asked(self, view: BatchView, ways: Ways, ask: Ask) -> tuple[Answered | None, int]:
+        """The answer of the way that waits, and for how many steps it stands; None where it is not asked for."""
+        steps = 1 if len(view.requests) <= _FEW else _STEPS_OF_MANY
+        is_due = self._rates is None or view.step % steps == 0
+        return (ask(beside=ways[1]) if is_due else None), steps
 
     def update(self, observation: Observation) -> None:
         """Take note of what the plan expected; of one that was put together from earlier ones nothing."""
@@ -88,13 +95,12 @@ class Ahead:
             self._is_hidden = plan.is_off
             return
         self._rates = float(found[2]), float(found[1])
+        self._steps += 1
         self._is_hidden = found[3] is not None
 
 
-def _after(
-    rate: float, tokens: float, seconds: float, plain_seconds: float, num_steps: int = 1
-) -> float:
-    """A running rate after another step, which stands for so many."""
+def _after(rate: float, tokens: float, seconds: float, weight: float) -> float:
+    """A running rate after another step, of so much weight a second."""
     if not 0.0 < rate < math.inf:
         return tokens / seconds
-    return rate + num_steps * _RATE * (tokens - rate * seconds) / plain_seconds
+    return rate + weight * (tokens - rate * seconds)
