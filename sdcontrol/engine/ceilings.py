@@ -52,7 +52,10 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, scale: int = 1
 @cache
 def ceilings_of(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """The same once per process, by less work: engines hold most of the memory by then."""
-    return measure_ceilings(device, dtype, scale=4)
+    found = measure_ceilings(device, dtype, scale=4)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what was copied is not wanted again, and there is little left
+    return found
 
 
 def to_measure(device: torch.device, dtype: torch.dtype) -> Callable[[], Ceilings] | None:

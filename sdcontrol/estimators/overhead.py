@@ -44,9 +44,7 @@ class LearntOverhead:
         self._last: deque[float] = deque(maxlen=_STEPS)
         self._plain: deque[float] = deque(maxlen=_STEPS)  # per request
         self._drafting: deque[float] = deque(maxlen=_STEPS)
-        self._waited: deque[float] = deque(
-            maxlen=_STEPS
-        )  # of plain steps that were not launched ahead
+        self._waited: deque[float] = deque(maxlen=_STEPS)  # plain, and not launched ahead
         self._has_drafted = False  # in the last step
         self._age = 0  # steps since the last one of the other kind
 

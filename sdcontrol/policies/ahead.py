@@ -23,9 +23,7 @@ __all__ = ["Ahead", "Ask", "Ways"]
 
 _RATE = 1.0 / 32.0  # of the running tokens per second, per step
 _FEW = 16  # requests, of which a second search takes little
-_STEPS_OF_MANY = (
-    4  # of more: from one in which the other way is asked for to the next, where nobody drafts
-)
+_STEPS_OF_MANY = 4  # of more: from one second search to the next
 _WORDS = re.compile(r", (\S+) if all wait, (\S+) in turns(, off)?")
 
 Ways = tuple[Overheads, Overheads]
@@ -50,9 +48,12 @@ class Ahead:
 
     def ways(self, cost: Cost) -> Ways | None:
         """None where it makes no difference: most costs, and all where nothing is launched ahead."""
+        waited = waited_of(cost)
+        if not waited:  # as on any CPU: nothing more is looked at
+            return None
         hidden = overheads_of(cost)
-        waited = min(waited_of(cost), hidden.drafting)
-        return (hidden, hidden._replace(plain=waited)) if waited > hidden.plain else None
+        waits = hidden._replace(plain=min(waited, hidden.drafting))
+        return (hidden, waits) if waits.plain > hidden.plain else None
 
     @property
     def waits(self) -> bool:
