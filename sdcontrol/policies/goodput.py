@@ -11,7 +11,8 @@ from pydantic import Field
 
 from sdcontrol.columns import columns_of
 from sdcontrol.core import BatchView, Belief, Choice, Confidence, Observation, Plan
-from sdcontrol.policies.ahead import Ahead, Ask, Ways
+from sdcontrol.estimators.overhead import Overheads
+from sdcontrol.policies.ahead import Ahead, Ways
 from sdcontrol.policies.at_once import Answered, answer_at_once, refine_at_once
 from sdcontrol.policies.base import Policy, PolicyConfig
 from sdcontrol.policies.first_uses import FirstUses, waits
@@ -89,13 +90,12 @@ class Goodput(Policy):
             return Plan.off(view)
         pace, ways = self._pace(view), self.ahead.ways(belief.cost)
         may_probe, takes_up = self.probing.looks(view), self.taking_up.looks(view, pace.numbers[3])
-        ask = partial(
-            answer_at_once, view, belief, self.stretches.horizon, pace, prompts=self.prompts
-        )
         beside = None if ways is None else ways[self.ahead.waits]
-        answered = None if may_probe or takes_up else ask(beside=beside)
+        answered = None
+        if not (may_probe or takes_up):
+            answered = self._at_once(view, belief, pace, beside)
         if answered is not None:
-            return self._said(view, belief, answered, ways, ask)
+            return self._said(view, belief, pace, answered, ways)
         problem = read(view, belief, self.stretches.horizon, beside)
         if problem is None:
             return Plan.off(view, "goodput: nothing to draft with")
@@ -107,16 +107,30 @@ class Goodput(Policy):
         prices = verify.item(0), verify.item(-1), len(verify) - 1
         told = answer if weighed is problem else answer._replace(gain=tokens_of(problem, answer))
         answered = Answered(problem.arms, problem.lengths, told, prices)
-        plan = self._said(view, belief, answered, ways, ask)
+        plan = self._said(view, belief, pace, answered, ways)
         if self.taking_up.arm:
             return Plan(plan.choices, f"{plan.reason}; {self.taking_up.arm} is taken up by all")
         return self.probing.probe(view, plan, weighed, answer) if may_probe else plan
 
+    def _at_once(
+        self, view: BatchView, belief: Belief, pace: Pace, beside: Overheads | None
+    ) -> Answered | None:
+        horizon, prompts = self.stretches.horizon, self.prompts
+        return answer_at_once(view, belief, horizon, pace, prompts=prompts, beside=beside)
+
     def _said(
-        self, view: BatchView, belief: Belief, answered: Answered, ways: Ways | None, ask: Ask
+        self,
+        view: BatchView,
+        belief: Belief,
+        pace: Pace,
+        answered: Answered,
+        ways: Ways | None,
     ) -> Plan:
         """The plan of an answer, in words too, with few enough who begin to catch up."""
-        words = "" if ways is None else self.ahead.words(view, answered, ways, ask)
+        words = ""
+        if ways is not None:
+            ask = partial(self._at_once, view, belief, pace)
+            words = self.ahead.words(view, answered, ways, ask)
         return self.first_uses.limited(view, _plan(answered, words), belief.cost)
 
     def may_repeat(self, plan: Plan) -> bool:
