@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from sdcontrol.core import BatchView, Choice, Hint, Observation, Plan, RequestVi
 from sdcontrol.waiting import COSTS, OUTCOMES, Due, Part, Seen, Waiting
 
 KEPT, ANEW = "as a few steps ago: goodput", "goodput"
-MANY = "abcdefghijklmnopqrst"  # requests
+SOME, MANY = string.ascii_letters[:32], string.ascii_letters[:33]  # requests
 
 
 def seen_of(
@@ -109,6 +110,23 @@ def test_what_many_requests_teach_is_learnt_in_every_step_and_a_part_of_costs_no
     assert max(len(due.parts) for due in dues) == 3
     surprised = waiting.observe(seen_of(160, tuple(MANY), reason=ANEW), may_rest=True, error=0.5)
     assert {*surprised.parts} == {*OUTCOMES, *COSTS}
+
+
+def test_what_thirty_two_requests_teach_waits_for_three_steps_and_no_step_learns_two_parts() -> None:
+    """Mostly known after four steps, and after eight where costs had their turn between."""
+    waiting, noted = settled(tuple(SOME)), list[int]()
+    ages = []
+    for step in range(60, 160):
+        seen = seen_of(step, tuple(SOME), reason=ANEW)
+        due = waiting.observe(seen, may_rest=True, error=0.05)
+        noted += [one.observation.view.step for one in due.notes]
+        assert len(due.parts) <= 1
+        if "learn outcomes" in due.parts:
+            ages.append(step - noted[0])
+            noted.clear()
+    assert len(ages) > 20
+    assert sorted(ages)[len(ages) // 2] <= 4
+    assert max(ages) <= 8
 
 
 def test_a_step_of_a_few_requests_that_was_planned_anew_does_nothing_else_for_up_to_eight() -> None:

@@ -24,7 +24,8 @@ __all__ = ["Ahead", "Ask", "Ways"]
 _RATE = 1.0 / 32.0  # of the running tokens per second, per step
 _FEW = 16  # requests, of which a second search takes little
 _STEPS_OF_MANY = 4  # of more: from one second search to the next
-_WORDS = re.compile(r", (\S+) if all wait, (\S+) in turns(, off)?")
+_WAIT = " if all wait, "
+_WORDS = re.compile(rf", (\S+){_WAIT}(\S+) in turns(, off)?")
 
 Ways = tuple[Overheads, Overheads]
 """Seconds of a step beside forward and drafting: where plain steps are hidden, and where they wait."""
@@ -80,7 +81,7 @@ class Ahead:
         if waiting is not None:
             expected = waiting.answer.gain, waiting.answer.seconds
             if_all_wait = _after(if_all_wait, *expected, min(steps * weight, 1.0) / plain)
-        return f", {if_all_wait:.6g} if all wait, {in_turns:.6g} in turns{', off' * is_off}"
+        return f", {if_all_wait:.6g}{_WAIT}{in_turns:.6g} in turns{', off' * is_off}"
 
     def _asked(self, view: BatchView, ways: Ways, ask: Ask) -> tuple[Answered | None, int]:
         """The answer of the way that waits, and for how many steps it stands; None where it is not asked for."""
@@ -91,7 +92,8 @@ class Ahead:
     def update(self, observation: Observation) -> None:
         """Take note of what the plan expected; of one that was put together from earlier ones nothing."""
         plan = observation.plan
-        found = None if is_kept(plan) else _WORDS.search(plan.reason)
+        is_told = _WAIT in plan.reason and not is_kept(plan)  # a search takes longer than a look
+        found = _WORDS.search(plan.reason) if is_told else None
         if found is None:
             self._is_hidden = plan.is_off
             return

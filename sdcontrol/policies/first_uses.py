@@ -38,8 +38,9 @@ class FirstUses:
         if not used:  # as most steps
             return
         caught_up: Counter[str] = Counter()
-        for _, family, lag in self._begin(observation.view, observation.plan):
-            caught_up[family] += lag
+        if said_of(observation.view).lags:
+            for _, family, lag in self._begin(observation.view, observation.plan):
+                caught_up[family] += lag
         self._tokens.update(caught_up)
         self._steps.update(caught_up.keys())
         self._others.update(used - caught_up.keys())
