@@ -112,7 +112,9 @@ def test_what_many_requests_teach_is_learnt_in_every_step_and_a_part_of_costs_no
     assert {*surprised.parts} == {*OUTCOMES, *COSTS}
 
 
-def test_what_thirty_two_requests_teach_waits_for_three_steps_and_no_step_learns_two_parts() -> None:
+def test_what_thirty_two_requests_teach_waits_for_three_steps_and_no_step_learns_two_parts() -> (
+    None
+):
     """Mostly known after four steps, and after eight where costs had their turn between."""
     waiting, noted = settled(tuple(SOME)), list[int]()
     ages = []

@@ -59,10 +59,10 @@ class Learned(Policy):
 
     def plan(self, view: BatchView, belief: Belief) -> Plan:
         """The best plan; its reason says which belief it rests on."""
+        if not self._leads(view):  # as most steps: asked first, since it takes less
+            return _said(_OWN, self._goodput.plan(view, belief))
         if not self.model.knows(view):
             return _said(_UNLIKE, self._goodput.plan(view, belief))
-        if not self._leads(view):
-            return _said(_OWN, self._goodput.plan(view, belief))
         cost = self._priced(view, belief.cost)
         words = "learned, but not the times" if cost is belief.cost else "learned"
         survival = self._corrector.corrected(view, belief.survival)
@@ -81,7 +81,7 @@ class Learned(Policy):
         """Learn what `goodput` learns, what probes may cost, and how fast the machine is now."""
         self._goodput.update(observation)
         is_due = self._leads(observation.view) or self._steps % _RARE == 0
-        if is_due and _is_learned(observation.plan):
+        if is_due and self.model.knows(observation.view):
             self.speeds.update(observation)
         self._steps += 1
         self._steps_like[len(observation.view.requests).bit_length()] += 1
