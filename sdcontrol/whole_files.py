@@ -16,7 +16,7 @@ try:
 except ImportError:  # a system without it: nobody waits
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["alone_in", "write_whole"]
+__all__ = ["alone_in", "held", "write_whole"]
 
 _MOST_WAIT_SECONDS = 30.0  # for others that are in a folder
 
@@ -72,6 +72,31 @@ def alone_in(folder: Path) -> Iterator[None]:
             os.close(handle)  # and what was locked by it is free
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Hold `folder` for as long as this lasts; False where another process or thread holds it, without waiting.
+
+    True as well where a folder cannot be locked.
+    """
+    handle = _opened(folder)
+    try:
+        yield handle is None or _is_locked(handle)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _is_locked(handle: int) -> bool:
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that knows no locks
+        pass
+    return True
+
+
 def _opened(folder: Path) -> int | None:
     try:
         return os.open(folder, os.O_RDONLY)
@@ -81,10 +106,5 @@ def _opened(folder: Path) -> int | None:
 
 def _wait_for(handle: int) -> None:
     until = time.monotonic() + _MOST_WAIT_SECONDS
-    while fcntl is not None and time.monotonic() < until:
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.01)
-        except OSError:  # a file system that knows no locks
-            return None
+    while not _is_locked(handle) and time.monotonic() < until:
+        time.sleep(0.01)

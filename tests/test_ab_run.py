@@ -223,6 +223,30 @@ def test_a_folder_with_another_run_is_not_touched(tmp_path: Path) -> None:
     assert fresh_one.blocks() == []
 
 
+@pytest.mark.parametrize("again", [{}, {"resume": True}, {"overwrite": True}])
+def test_two_comparisons_never_share_a_folder(tmp_path: Path, again: dict[str, bool]) -> None:
+    """The second is refused, whatever it asks for, and the first goes on as if nothing had been."""
+    plan = experiment(blocks=2)
+    rival = folder(tmp_path / "run", plan) if not again else None
+
+    class Joined(NoisyRunner):
+        def run_block(
+            self, arm: str, block: int, *, start_seconds: float
+        ) -> tuple[RunRecord, Outputs]:
+            other = rival or folder(tmp_path / "run", plan, **again)
+            idle = NoisyRunner()
+            with pytest.raises(ConfigError, match="is running here; wait"):
+                run_experiment(plan, idle, other)
+            assert idle.calls == []
+            return super().run_block(arm, block, start_seconds=start_seconds)
+
+    beside = run_experiment(plan, Joined(), folder(tmp_path / "run", plan))
+    alone = run_experiment(plan, NoisyRunner(), folder(tmp_path / "alone", plan))
+    assert beside.is_complete
+    assert stable(beside) == stable(alone)
+    run_experiment(plan, NoisyRunner(), folder(tmp_path / "run", plan, resume=True))  # free again
+
+
 def test_a_damaged_block_is_named(tmp_path: Path) -> None:
     plan = experiment(blocks=3)
     run_experiment(plan, NoisyRunner(), folder(tmp_path / "run", plan))

@@ -148,4 +148,6 @@ def test_a_smoke_run_trains_and_writes_a_pair(tmp_path: Path) -> None:
     for name in ("target", "draft"):
         assert (tmp_path / name / "model.safetensors").exists()
     assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"target", "draft", "tokenizer", "progress.json"}  # nothing half done
     assert json.loads((tmp_path / "progress.json").read_text())["steps"] > 0

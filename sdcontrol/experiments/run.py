@@ -53,13 +53,25 @@ def run_experiment(
     """Run what is left to run; results of all finished blocks, also where Ctrl-C cut it short.
 
     `clock` (seconds) tells how much time is left, and nothing else: what is measured has its own.
-    An arm that fails ends alone. Raises `ConfigError` where the folder holds damaged blocks.
+    An arm that fails ends alone. Raises `ConfigError` where the folder holds damaged blocks, or another
+    process runs in it.
     """
+    with folder.alone():
+        return _run(experiment, runner, folder, watcher or Silent(), clock)
+
+
+def _run(
+    experiment: Experiment,
+    runner: Runner,
+    folder: RunFolder,
+    watcher: Watcher,
+    clock: Callable[[], float],
+) -> Results:
     folder.begin()
     blocks, here = folder.blocks(), runner.place
     place = (folder.place() if blocks else None) or here
     folder.set_place(place)
-    pace = _Pace(experiment, watcher or Silent(), blocks, clock)
+    pace = _Pace(experiment, watcher, blocks, clock)
     flush = _Flush(lambda done: folder.write_results(summarise(experiment, done, place)))
     interrupted = False
     try:

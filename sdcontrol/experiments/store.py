@@ -5,7 +5,8 @@
 Every file is written at one stroke. Knows files; nothing of how blocks come about.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from sdcontrol.errors import ConfigError
 from sdcontrol.experiments.config import Experiment
 from sdcontrol.experiments.records import BlockRecord, Place
 from sdcontrol.experiments.results import Record, Results, write_atomically
+from sdcontrol.whole_files import held
 
 __all__ = ["RunFolder"]
 
@@ -41,6 +43,21 @@ class RunFolder:
                 self._check_same(experiment, resume)
         except OSError as error:
             raise self._unusable(error) from error
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder while a comparison runs; raises `ConfigError` where one runs here already."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+        with held(self.path) as is_ours:
+            if not is_ours:
+                raise ConfigError(
+                    f"{self.path}: a comparison is running here; wait until it has ended, or name "
+                    "another folder with --output"
+                )
+            yield
 
     def begin(self) -> None:
         """Write the settings, and remove an earlier run where that was asked for."""

@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM
 from sdcontrol.engine.bundled import workers
 from sdcontrol.engine.bundled.models import load, save
 from sdcontrol.engine.bundled.optimiser import Optimiser
+from sdcontrol.whole_files import write_whole
 
 _SAVE_SECONDS = 120.0
 _REPORT_STEPS = 10
@@ -99,7 +100,7 @@ def _save(task: Task, run: Run, progress: Progress) -> None:
         for name, model in task.models.items():
             save(model, run.output / name)
         note = {**asdict(progress), "minutes": run.minutes}
-        (run.output / "progress.json").write_text(json.dumps(note) + "\n")
+        write_whole(run.output / "progress.json", (json.dumps(note) + "\n").encode())
 
 
 def _resumed(task: Task, run: Run) -> Progress:

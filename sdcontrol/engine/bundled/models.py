@@ -5,8 +5,10 @@ Knows nothing of data or of training.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -64,10 +66,14 @@ def logits(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write the configuration and a bf16 copy of the weights."""
+    """Write the configuration and a bf16 copy of the weights; a file is there in full, or as it was before."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
-    moved(copy, DTYPE).save_pretrained(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as written:
+        moved(copy, DTYPE).save_pretrained(written)
+        for path in Path(written).iterdir():
+            os.replace(path, folder / path.name)
 
 
 def load(folder: Path, dtype: torch.dtype = DTYPE) -> LlamaForCausalLM:
