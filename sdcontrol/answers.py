@@ -5,7 +5,7 @@ Knows plans and views; nothing of policies, faults or what is believed.
 
 from sdcontrol.core import BatchView, Choice, Confidence, Plan
 from sdcontrol.errors import PlanError
-from sdcontrol.refusals import check_choices
+from sdcontrol.refusals import check_answer
 
 __all__ = ["check_confidence", "check_plan", "check_shorter", "plain"]
 
@@ -36,7 +36,7 @@ def check_shorter(shorter: Plan, plan: Plan) -> None:
     """Raise `PlanError` where this is not `plan` with fewer draft tokens."""
     if not isinstance(shorter, Plan):
         raise PlanError(f"refine returned {type(shorter).__name__}; return a shortened Plan")
-    check_choices(shorter.choices, Choice, len(plan.choices))
+    check_answer(shorter, Choice, len(plan.choices))
     for row, (after, before) in enumerate(zip(shorter.choices, plan.choices, strict=True)):
         if after is before:
             continue

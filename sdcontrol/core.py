@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from sdcontrol import refusals
+from sdcontrol import observed_refusals, refusals
 from sdcontrol.errors import PlanError
 
 __all__ = [
@@ -172,7 +172,7 @@ class Plan:
 
     def check(self, view: BatchView) -> None:
         """Raise `PlanError` unless this plan is possible for `view`."""
-        refusals.check_choices(self.choices, Choice, len(view.requests))
+        refusals.check_answer(self, Choice, len(view.requests))
         draft_tokens = 0
         for request, choice in zip(view.requests, self.choices, strict=True):
             length = choice.num_draft_tokens
@@ -267,7 +267,7 @@ class Observation:
     def check(self) -> None:
         """Raise `ObservationError` unless this fits the view and `accepted <= proposed <= drafted`."""
         if not self._is_sound:
-            refusals.check_observation(self)
+            observed_refusals.check_observation(self)
 
 
 class Planner(Protocol):

@@ -21,7 +21,7 @@ from sdcontrol.core import BatchView, Choice, Confidence, Observation, Plan
 from sdcontrol.engine.drafters.base import Draft, Drafter, DraftTask
 from sdcontrol.engine.loop import Engine
 from sdcontrol.engine.request import Request
-from sdcontrol.refusals import check_observation
+from sdcontrol.observed_refusals import check_observation
 
 _PACKAGE = str(Path(sdcontrol.__file__).parent)
 VOCAB = 61

@@ -41,7 +41,7 @@ from sdcontrol.errors import (
     SdcontrolError,
     UnsupportedGeneration,
 )
-from sdcontrol.refusals import check_observation
+from sdcontrol.observed_refusals import check_observation
 from tests.engine_support import (
     VOCAB,
     ForcedPlanner,
