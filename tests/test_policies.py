@@ -3,6 +3,7 @@
 import textwrap
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +126,13 @@ def test_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ConfigError, match="taken"):
         policies.register(Other)
+
+
+@pytest.mark.parametrize("wrong", [Policy, int, "mine", None, policies.parse("off")], ids=repr)
+def test_what_is_registered_is_a_config(wrong: Any) -> None:
+    """And not the policy that it builds, which is what comes to mind."""
+    with pytest.raises(ConfigError, match=r"give a subclass of sdcontrol\.policies\.PolicyConfig"):
+        policies.register(wrong)
 
 
 class Careless(Policy):

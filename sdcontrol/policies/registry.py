@@ -22,8 +22,13 @@ _CONFIGS: dict[str, type[PolicyConfig]] = {}
 def register(config: type[_Config]) -> type[_Config]:
     """Make a policy known by its config's `kind`. Usable as a decorator.
 
-    Raises `ConfigError` where `kind` has no default or is taken by another config.
+    Raises `ConfigError` for what is no config, and where `kind` has no default or is taken by another config.
     """
+    if not (isinstance(config, type) and issubclass(config, PolicyConfig)):
+        raise ConfigError(
+            f"{config!r} cannot be registered; give a subclass of sdcontrol.policies.PolicyConfig, whose "
+            "build() returns the policy"
+        )
     fields: Mapping[str, FieldInfo] = config.model_fields
     field = fields.get("kind")
     kind = None if field is None else field.default
