@@ -467,7 +467,14 @@ def write_odd_files(folder: Path) -> None:
         (["--model", "gone/config.json", "--hardware", "h100"], "gone/config.json cannot be read"),
         (["--model", "bad.json", "--hardware", "h100"], "bad.json is no JSON"),
         (["--model", "list.json", "--hardware", "h100"], "list.json holds no JSON object"),
-        (["--model", "empty.json", "--hardware", "h100"], "config has no hidden_size"),
+        (
+            ["--model", "empty.json", "--hardware", "h100"],
+            "empty.json describes no model that can be priced: config has no hidden_size",
+        ),
+        (
+            ["--model", "qwen3-8b", "--draft-model", "list.json", "--hardware", "h100"],
+            "list.json holds no JSON object",
+        ),
         (["--model", "huge.json", "--hardware", "h100"], "has hidden_size beyond 1000000000"),
         (
             ["--model", "tall.json", "--hardware", "h100"],

@@ -87,7 +87,10 @@ def _read_shape(path: Path, name: str) -> ModelShape:
         raise ConfigError(f"{path} is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no JSON object; give a transformers config.json")
-    return shape_table.from_config(config, name)
+    try:
+        return shape_table.from_config(config, name)
+    except ConfigError as error:
+        raise ConfigError(f"{path} describes no model that can be priced: {error}") from error
 
 
 def plain_steps(given: str | None) -> list[PlainStep]:
