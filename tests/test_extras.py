@@ -51,6 +51,9 @@ def test_a_command_names_the_extra_that_it_needs(
     ("program", "extra"),
     [
         ("from sdcontrol.integrations import prometheus", "metrics"),
+        ("from sdcontrol.traces.reader import Trace", "traces"),
+        ("from sdcontrol.traces.recorder import Recorder", "traces"),
+        ("from sdcontrol.traces.what_if import simulate", "traces"),
         ("from sdcontrol.skops_files import read_skops; read_skops('model.skops')", "learned"),
         (
             "from sdcontrol.integrations.recording import recorder_of; recorder_of(None, 'trace')",

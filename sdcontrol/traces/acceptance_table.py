@@ -14,10 +14,14 @@ from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from sdcontrol.extras import needed
+
+with needed():
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 from sdcontrol.errors import TraceError
 from sdcontrol.outcomes import DEPTH, ArmOutcomes

@@ -17,8 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from sdcontrol.extras import needed
+
+with needed():
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 from sdcontrol.errors import SdcontrolError, TraceError
 from sdcontrol.traces.schema import LATER_COLUMNS, FileFacts

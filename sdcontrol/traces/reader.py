@@ -11,8 +11,11 @@ A trace whose recording was not closed is read up to its last part, and `cut` sa
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from sdcontrol.extras import needed
+
+with needed():
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 from sdcontrol.core import Observation
 from sdcontrol.errors import TraceError

@@ -16,8 +16,12 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyarrow as pa
 from pydantic import JsonValue
+
+from sdcontrol.extras import needed
+
+with needed():
+    import pyarrow as pa
 
 from sdcontrol.core import Observation
 from sdcontrol.errors import ConfigError, TraceError

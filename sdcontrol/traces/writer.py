@@ -22,8 +22,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Self
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from sdcontrol.extras import needed
+
+with needed():
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 from sdcontrol.errors import TraceError
 from sdcontrol.traces.columns import REQUESTS, STEPS, requests_table, steps_table
