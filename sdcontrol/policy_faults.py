@@ -62,10 +62,9 @@ class PolicyFaults:
         raise_interrupt(error)
         if len(self._pending) >= _MOST_PENDING:
             return
-        self._pending.append(f"{kind}: {type(error).__name__}: {error}")
-        _log.warning(
-            "policy_faulted", policy=self._name, fault=kind, error=str(error), step=view.step
-        )
+        said = _text(error)
+        self._pending.append(f"{kind}: {type(error).__name__}: {said}")
+        _log.warning("policy_faulted", policy=self._name, fault=kind, error=said, step=view.step)
 
     def take(self) -> tuple[str, ...]:
         """Those noted since the last call."""
@@ -93,6 +92,14 @@ class PolicyFaults:
         self.is_quarantined = False
         self._steps.clear()
         self._pending.clear()
+
+
+def _text(error: Exception) -> str:
+    """What it says, as files can hold it: names of files may have halves of characters."""
+    try:
+        return str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+    except Exception:  # an error that cannot say what it is
+        return ""
 
 
 def _kind(fault: str) -> str:

@@ -1,6 +1,7 @@
 """What a recording could not write down is refused where it is made: else all of it would be lost at its end."""
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,38 @@ def test_a_policy_whose_reason_is_no_text_costs_plain_steps_and_no_recording(
     told = list(Trace(tmp_path / "trace").observations())
     assert len(told) == 4
     assert "reason of the plan is" in told[0].faults[0]
+
+
+class Wordless(Exception):
+    """Cannot be told."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (Wordless(), "plan_raised: Wordless: "),
+        (OSError(os.fsdecode(b"no file \xe9")), r"plan_raised: OSError: no file \udce9"),
+    ],
+    ids=["no words", "half a character"],
+)
+def test_a_policy_whose_error_cannot_be_told_costs_plain_steps_and_no_recording(
+    error: Exception, says: str, tmp_path: Path
+) -> None:
+    class Raising(Policy):
+        def plan(self, view: BatchView, belief: Belief) -> Plan:
+            raise error
+
+    controller = Controller(Raising())
+    recorder = Recorder(controller, tmp_path / "trace")
+    for step in range(4):
+        view = view_of(step)
+        recorder.observe(observation_of(view, recorder.plan(view)))
+    recorder.close()
+    assert controller.is_quarantined
+    assert next(iter(Trace(tmp_path / "trace").observations())).faults == (says,)
 
 
 @pytest.mark.parametrize("temperature", [None, "hot", [0.0, 1.0]], ids=repr)
