@@ -44,6 +44,8 @@ _SPREAD = np.append([0.5, 0.5, 0.5, 0.5, 0.2, 0.3, 0.3, 0.08], np.full(KNEES.sha
 _RELUCTANCE = 2.0  # pull of measurements below which a knee is not believed in: noise has less
 _UNTOLD = 2.0  # times as uncertain where nothing was: a token more may be all but free
 _MOST_DRIFT = 1.4  # of the first load's price; a larger change of speed is noticed
+_OF_PLAIN = np.isin(np.arange(_SPREAD.size), (1, 3, 4))  # what a step takes whatever its tokens
+_MOST_PLAIN = 8.0  # times its share of the first load, by the prior, that it may be uncertain by
 _KV_STEP = 1.25  # between the KV counts at which the prior is evaluated and kept
 _LOG_KV_STEP = math.log(_KV_STEP)
 _MOST_KEPT = 64
@@ -167,12 +169,25 @@ class LearntForward:
             self._reference = features
             # Where arithmetic alone counts, a token takes a knee's share of what a forward takes at the knee.
             units = np.concatenate((features[:7], (1.0,), KNEES))
-            spread = _SPREAD * (_UNTOLD if isinstance(self._prior, UninformedCost) else 1.0)
+            spread = self._spread(low, steps)
             guess = PRIOR_ALONE.copy()
             guess[-KNEES.size :] -= _RELUCTANCE * spread[-KNEES.size :] ** 2
             self._regression = OnlineRegression(units, guess, spread)
         prior = tables, _kv_counts(kv_tokens)
         return learn_steps(self._regression.filter, self._stairs, self._seen, prior, steps)
+
+    def _spread(self, prior: FloatArray, steps: FloatArray) -> FloatArray:
+        """Of the coefficients, `[features]`; `prior` on the token grid, at the first of `steps`.
+
+        Untold, a first load that is mostly a prompt says little of a plain step, and a plain step is small
+        beside it: as uncertain as the whole, it would be believed to take most of it.
+        """
+        if not isinstance(self._prior, UninformedCost):
+            return _SPREAD
+        tokens = np.array([steps.item(0, 2), steps.item(0, 0)])
+        plain, whole = interpolated(tokens, self._grid, prior).tolist()
+        share = np.where(_OF_PLAIN, min(_MOST_PLAIN * plain / whole, 1.0), 1.0)
+        return np.asarray(_UNTOLD * share * _SPREAD)
 
     def _seconds_on_grid(self, kv_tokens: float, num_requests: int) -> FloatArray:
         """Seconds at every point of the token grid, `[grid]`; kept for the next call."""

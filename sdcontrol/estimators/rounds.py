@@ -17,7 +17,7 @@ __all__ = ["LearntRounds", "RoundPrice"]
 
 _SPREAD_SHARE, _SPREAD_FLOOR = 0.5, 0.1
 _SIZE_SPREAD = 0.5  # of all prices of rounds together: a drafter may be smaller than assumed
-_CATCH_UP_SPREAD = 1.5  # what a catch-up takes is known less well than what a round takes
+_CATCH_UP_SPREAD = 4.0  # what a catch-up takes is hardly known: of its tokens little was told
 # What a catch-up of any length adds, and how uncertain that is: shares of a round's constant, and of all.
 # Measured: 0.26 to 0.32 on CPUs, 0.4 on an H200, where the host is waited for once (docs/log.md).
 _LATE_SHARE, _LATE_SPREAD, _LATE_FLOOR = 0.35, 0.3, 0.02
@@ -56,6 +56,7 @@ class LearntRounds:
     def __init__(self, assumed: RoundPrice, per_caught_up_token: float, first: DraftLoad) -> None:
         self._regression = _regression(assumed, first)
         self.price, self.per_caught_up_token = assumed, per_caught_up_token
+        self._caught_up = [0] * _NEW_STEPS  # tokens of the longest catch-ups that were measured
 
     def catch_up_seconds(self, assumed: float) -> float:
         """Of a catch-up of which `assumed` seconds were assumed."""
@@ -71,7 +72,7 @@ class LearntRounds:
 
     def update(self, load: DraftLoad, assumed_catch_up_seconds: float, seconds: float) -> None:
         """Learn what all rounds of one step took together, catch-up included."""
-        num_measured = self._regression.num_measured
+        num_measured = self._num_comparable(load)
         self._regression.update(
             _features(load, assumed_catch_up_seconds),
             seconds,
@@ -79,6 +80,14 @@ class LearntRounds:
             trust=_FIRST_TRUST[num_measured] if num_measured < len(_FIRST_TRUST) else 1.0,
         )
         self._read_off()
+
+    def _num_comparable(self, load: DraftLoad) -> int:
+        """Measurements that say what to expect of this one: after a long catch-up those with a quarter of it."""
+        if load.catch_up_tokens <= load.draft_tokens:
+            return self._regression.num_measured
+        num = sum(4 * tokens >= load.catch_up_tokens for tokens in self._caught_up)
+        self._caught_up = sorted([*self._caught_up, load.catch_up_tokens])[1:]
+        return num
 
     def _read_off(self) -> None:
         self.price = RoundPrice(*self._regression.coefficients[:3].tolist())
