@@ -124,17 +124,20 @@ def test_where_prompts_set_the_pace_no_tokens_are_computed_in_vain(kind: str) ->
 def test_where_prompts_set_the_pace_long_contexts_are_drafted_for(kind: str) -> None:
     """Simulated, seeds fixed: whoever ends sooner leaves less to read in every step.
 
-    Where tokens that come sooner count for nothing, at 0.975 of the best fixed setting. Now at 0.989 and 0.994; in
-    code at 0.997 before a few requests took up the draft model beside the prompts of others.
+    The mean of three texts, which are at 0.976 to 0.999 of the best fixed setting; where tokens that come sooner
+    count for nothing at 0.973 to 0.979.
     """
-    drawn = [replace(r, prompt_tokens=6000) for r in list(workload_of(kind, 64, 0))[:212]]
     settings = SimulationSettings(
         max_batch_size=64, max_prefill_tokens=2048, kv_tokens=1 << 20, prefix_sharing=False
     )
-    fixed, goodput = (
-        seconds_of(policy, drawn, settings, "gpu") for policy in ("static:ngram:2", "goodput")
-    )
-    assert fixed / goodput > 0.985
+    ratios = []
+    for seed in range(3):
+        drawn = [replace(r, prompt_tokens=6000) for r in list(workload_of(kind, 64, seed))[:212]]
+        fixed, goodput = (
+            seconds_of(policy, drawn, settings, "gpu") for policy in ("static:ngram:2", "goodput")
+        )
+        ratios.append(fixed / goodput)
+    assert sum(ratios) / len(ratios) > 0.985
 
 
 def seconds_of(
